@@ -1,0 +1,1 @@
+//! Source element types: stored bytes to f32 rows.

@@ -1,0 +1,228 @@
+//! Faults: what is wrong, where, what was expected and found, and what to do about it.
+//!
+//! A [`Fault`] is a [`Place`] and a [`FaultKind`]. As an error it ends a command; as a finding of `inspect` or `verify` it
+//! is data. Several faults of one input travel together as [`Faults`], so that a user sees them all at once.
+
+mod hint;
+mod kind;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use kind::{Count, FaultKind};
+
+use crate::limits;
+use crate::tensor::TensorName;
+
+/// Result of an operation that stops at its first fault.
+pub type Result<T, E = Fault> = std::result::Result<T, E>;
+
+/// Where a fault is; any part may be unknown.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The file.
+    pub file: Option<PathBuf>,
+    /// The tensor.
+    pub tensor: Option<TensorName>,
+    /// Byte offset in the file.
+    pub offset: Option<u64>,
+}
+
+impl Place {
+    /// A whole file.
+    pub fn file(path: impl Into<PathBuf>) -> Place {
+        Place { file: Some(path.into()), ..Place::default() }
+    }
+
+    /// A tensor of a file.
+    pub fn tensor(path: impl Into<PathBuf>, tensor: impl Into<TensorName>) -> Place {
+        Place { file: Some(path.into()), tensor: Some(tensor.into()), offset: None }
+    }
+
+    /// A tensor, wherever it is or should be.
+    pub fn name(tensor: impl Into<TensorName>) -> Place {
+        Place { file: None, tensor: Some(tensor.into()), offset: None }
+    }
+
+    /// The same place, at a byte offset of the file.
+    pub fn at(self, offset: u64) -> Place {
+        Place { offset: Some(offset), ..self }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        if let Some(file) = &self.file {
+            write!(f, "{}", escaped(&file.to_string_lossy()))?;
+            separator = ": ";
+        }
+        if let Some(tensor) = &self.tensor {
+            write!(f, "{separator}tensor {tensor}")?;
+            separator = ": ";
+        }
+        if let Some(offset) = self.offset {
+            write!(f, "{separator}byte {offset}")?;
+        }
+        Ok(())
+    }
+}
+
+/// One thing that is wrong, and where.
+#[derive(Debug)]
+pub struct Fault {
+    /// Where.
+    pub place: Place,
+    /// What.
+    pub kind: Box<FaultKind>,
+}
+
+impl Fault {
+    /// A fault of that kind at that place.
+    pub fn new(place: Place, kind: FaultKind) -> Fault {
+        Fault { place, kind: Box::new(kind) }
+    }
+
+    /// A failed operation of the operating system on `path`; `action` completes "cannot …".
+    pub fn io(action: &'static str, path: &Path, source: io::Error) -> Fault {
+        Fault::new(Place::file(path), FaultKind::Io { action, source })
+    }
+
+    /// What a person can do about it.
+    pub fn hint(&self) -> Option<String> {
+        self.kind.hint()
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.place != Place::default() {
+            write!(f, "{}: ", self.place)?;
+        }
+        write!(f, "{}", self.kind)
+    }
+}
+
+impl std::error::Error for Fault {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.kind.source_error()
+    }
+}
+
+/// One or more faults of one input.
+#[derive(Debug)]
+pub struct Faults(Vec<Fault>);
+
+impl Faults {
+    /// `Ok` when there is no fault.
+    pub fn check(faults: Vec<Fault>) -> Result<(), Faults> {
+        if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
+    }
+
+    /// The faults; at least one.
+    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
+        self.0.iter()
+    }
+
+    /// The faults; at least one.
+    pub fn into_vec(self) -> Vec<Fault> {
+        self.0
+    }
+}
+
+impl From<Fault> for Faults {
+    fn from(fault: Fault) -> Self {
+        Faults(vec![fault])
+    }
+}
+
+impl fmt::Display for Faults {
+    /// The first faults, a line each, and how many more there are.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, fault) in self.0.iter().take(limits::MAX_PRINTED_FINDINGS).enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{fault}")?;
+        }
+        match self.0.len().saturating_sub(limits::MAX_PRINTED_FINDINGS) {
+            0 => Ok(()),
+            more => write!(f, "\n… and {more} more ({} in all)", self.0.len()),
+        }
+    }
+}
+
+impl std::error::Error for Faults {}
+
+/// Text from a file, made safe to print: control and formatting characters escaped, very long text cut.
+pub fn escaped(text: &str) -> impl fmt::Display + '_ {
+    struct Escaped<'a>(&'a str);
+    impl fmt::Display for Escaped<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            use fmt::Write;
+            for (i, c) in self.0.chars().enumerate() {
+                if i == limits::MAX_PRINTED_NAME {
+                    return write!(f, "… ({} bytes)", self.0.len());
+                }
+                // Marks that reorder or hide text are as dangerous on a terminal as control characters.
+                let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+                if c.is_control() || hidden {
+                    write!(f, "{}", c.escape_default())?;
+                } else {
+                    f.write_char(c)?;
+                }
+            }
+            Ok(())
+        }
+    }
+    Escaped(text)
+}
+
+/// A list of names for a message: the first few, and how many more.
+pub fn listed<T: fmt::Display>(items: &[T]) -> impl fmt::Display + '_ {
+    struct Listed<'a, T>(&'a [T]);
+    impl<T: fmt::Display> fmt::Display for Listed<'_, T> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            const SHOWN: usize = 8;
+            for (i, item) in self.0.iter().take(SHOWN).enumerate() {
+                write!(f, "{}{}", if i > 0 { ", " } else { "" }, escaped(&item.to_string()))?;
+            }
+            match self.0.len().saturating_sub(SHOWN) {
+                0 => Ok(()),
+                more => write!(f, " and {more} more"),
+            }
+        }
+    }
+    Listed(items)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_file_tensor_and_offset() {
+        let place = Place::tensor("model.safetensors", "a\tb").at(17);
+        let fault = Fault::new(place, FaultKind::TrailingBytes { data_end: 10, file_bytes: 12 });
+        assert_eq!(
+            fault.to_string(),
+            "model.safetensors: tensor a\\tb: byte 17: 2 bytes follow the last tensor, which ends at byte 10 of 12"
+        );
+    }
+
+    #[test]
+    fn many_faults_are_counted() {
+        let fault = || Fault::new(Place::file("x"), FaultKind::HeaderNotObject);
+        let faults = Faults::check((0..25).map(|_| fault()).collect()).unwrap_err();
+        let text = faults.to_string();
+        assert_eq!(text.lines().count(), 21);
+        assert!(text.ends_with("… and 5 more (25 in all)"));
+    }
+
+    #[test]
+    fn hidden_characters_are_escaped() {
+        assert_eq!(escaped("a\u{202e}b\r").to_string(), "a\\u{202e}b\\r");
+        assert!(escaped(&"x".repeat(1000)).to_string().ends_with("… (1000 bytes)"));
+    }
+}

@@ -1,0 +1,99 @@
+//! What a person can do about a fault, one line each.
+
+use super::{FaultKind, listed};
+
+/// The hint for a kind of fault, where a person can act.
+pub(super) fn hint(kind: &FaultKind) -> Option<String> {
+    use FaultKind as K;
+    let text = match kind {
+        K::Io { source, .. } => return io_hint(source),
+        K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
+        K::NotFound => "give the directory that holds config.json and the .safetensors files".into(),
+        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::OffsetsOutside { .. } => {
+            "the file is truncated or is not a safetensors file: download it again".into()
+        }
+        K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } | K::SpanMismatch { .. } => {
+            "the file was written by a broken tool or damaged: download or make it again".into()
+        }
+        K::DuplicateInFiles { .. } | K::TensorElsewhere { .. } => {
+            "remove the file that does not belong to the model".into()
+        }
+        K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
+            "download the file and model.safetensors.index.json again, from the same revision".into()
+        }
+        K::IndexMissing { .. } => "download model.safetensors.index.json from the same repository".into(),
+        K::TotalSize { .. } => {
+            "the weights are read by their headers, which are consistent; only the index is wrong".into()
+        }
+        K::Unfinished => "wait for the download to end, or remove the file".into(),
+        K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
+        K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
+        K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
+        K::TensorMissing { .. } | K::LayerMissing { .. } | K::ExpertMissing { .. } => {
+            "the model is incomplete: compare the file list with the model's repository".into()
+        }
+        K::ShapeMismatch { .. } => "config.json and the weights are of different models".into(),
+        K::UnknownTensors { names } if names.iter().any(|n| n.as_str().contains("language_model.")) => {
+            "names nested under another prefix are not converted: extract the language model first".into()
+        }
+        K::UnknownTensors { .. } => {
+            "remove what does not belong to the model, or check that config.json is this model's".into()
+        }
+        K::SourceFormat { .. } | K::SourceDtype { .. } => {
+            "start from the FP8 (128 × 128 blocks) or BF16 checkpoint".into()
+        }
+        K::ScaleMissing { .. } => {
+            "without its scales the weight would be wrong by a factor of thousands: download the missing file".into()
+        }
+        K::ScaleGrid { .. } => {
+            "the scales belong to another quantization method: start from the FP8 (128 × 128 blocks) or BF16 checkpoint"
+                .into()
+        }
+        K::NonFinite { .. } => "--allow-non-finite counts such elements as 0 and lists them".into(),
+        K::SourceIsContainer => "give the FP8 or BF16 checkpoint it was made from".into(),
+        K::Bits { .. } => "give 8, 7, 6 or 5 (int8 storage), 4, 3 or 2".into(),
+        K::TwoBitsGrouped { .. } => {
+            "use --group-size row with 2 bits, 3 bits (which have groups of 64 of their own), or a recipe rule".into()
+        }
+        K::GroupSize { .. } => "64 is the common choice".into(),
+        K::RuleUnused { .. } => {
+            "`coliconv inspect` lists the names; norms, router and biases stay f32 and cannot be named".into()
+        }
+        K::RuleFormat { .. } => {
+            "formats: f32, int8-row, int4-row, int4-grouped with group_size, int3-g64, int2-row".into()
+        }
+        K::RecipeConflict { .. } => "leave the flag out, or change the recipe".into(),
+        K::HeadFormat { .. } => "leave the head at int8-row, or use int4-grouped".into(),
+        K::Misread { safe, .. } if safe.is_empty() => {
+            "int8 (8 bits) is read correctly at any width; --allow-ambiguous writes it all the same".into()
+        }
+        K::Misread { safe, .. } => format!(
+            "group size {} would be read correctly here; --allow-ambiguous writes it all the same",
+            listed(safe)
+        ),
+        K::DestinationUsed { .. } | K::OtherParameters { .. } | K::OtherSource { .. } | K::OutputExists => {
+            "choose another, empty directory; nothing existing is overwritten".into()
+        }
+        K::OutputChanged { .. } => "move the damaged file away and run again: it is written anew".into(),
+        K::SameDirectory | K::SameFile { .. } | K::DestinationIsFile => {
+            "choose another directory for the container".into()
+        }
+        K::NoSpace { .. } => "free the space, or choose another disk".into(),
+        K::Locked => "wait for it to end".into(),
+        K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),
+        K::EmptyPass { .. } => "leave the pass out, or give a checkpoint that has these weights".into(),
+        _ => return None,
+    };
+    Some(text)
+}
+
+fn io_hint(source: &std::io::Error) -> Option<String> {
+    use std::io::ErrorKind;
+    match source.kind() {
+        ErrorKind::StorageFull => Some("free some space and run again: finished files are kept".into()),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            Some("check the permissions of the directory".into())
+        }
+        _ => None,
+    }
+}

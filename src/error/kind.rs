@@ -1,0 +1,249 @@
+//! Every kind of fault, with its message and its hint.
+//!
+//! The name of a variant in kebab-case is its `kind` in JSON reports.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::{escaped, listed};
+use crate::format::{ByteCounts, Format};
+use crate::tensor::{Dtype, Shape, TensorName};
+
+/// A number with what it counts: `3 layers`.
+pub type Count = (u64, &'static str);
+
+/// What is wrong.
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
+#[allow(missing_docs)] // the messages say it
+pub enum FaultKind {
+    // ---- files -------------------------------------------------------------------------------------------------
+    #[error("cannot {action}: {source}")]
+    Io { action: &'static str, source: io::Error },
+    #[error("the file has {found} bytes, at most {limit} are read")]
+    FileTooLarge { limit: u64, found: u64 },
+    #[error("the file ended while it was read: expected {expected} bytes, found {found}")]
+    FileShrank { expected: u64, found: u64 },
+    #[error("no such checkpoint, container or .safetensors file")]
+    NotFound,
+    #[error("not a directory")]
+    NotADirectory,
+
+    // ---- safetensors header ------------------------------------------------------------------------------------
+    #[error("the file has {file_bytes} bytes, too few for a safetensors header")]
+    HeaderTruncated { file_bytes: u64 },
+    #[error("the header's length is {found} bytes, but only {available} follow in the file")]
+    HeaderLength { found: u64, available: u64 },
+    #[error("the header's length is {found} bytes, at most {limit} are read")]
+    HeaderTooLarge { found: u64, limit: u64 },
+    #[error("the header is not valid UTF-8")]
+    HeaderNotUtf8,
+    #[error("the header is not a JSON object")]
+    HeaderNotObject,
+    #[error("the header does not parse: {message}")]
+    HeaderSyntax { message: String },
+    #[error("the header is padded with byte {found:#04x}, expected spaces")]
+    HeaderPadding { found: u8 },
+    #[error("the header names the tensor twice")]
+    DuplicateInHeader,
+    #[error("the header has {found} tensors, at most {limit} are read")]
+    TooManyTensors { found: usize, limit: usize },
+    #[error("the tensor's name has {found} bytes, expected 1 to {limit}")]
+    NameLength { found: usize, limit: usize },
+    #[error("`__metadata__` is not an object of strings")]
+    MetadataNotStrings,
+    #[error("the entry lacks `{key}`")]
+    EntryKeyMissing { key: &'static str },
+    #[error("the entry has `{}` twice or an unknown key of that name", escaped(key))]
+    EntryKeyUnexpected { key: String },
+    #[error("unknown dtype {}", escaped(found))]
+    UnknownDtype { found: String },
+    #[error("the shape has {found} dimensions, at most {limit} are read")]
+    RankTooLarge { found: usize, limit: usize },
+    #[error("{dtype} {shape} does not fit in 64 bits or whole bytes")]
+    SizeOverflow { dtype: Dtype, shape: Shape },
+    #[error("`data_offsets` are {begin}..{end}: they run backwards or leave the {data_bytes} bytes of data")]
+    OffsetsOutside { begin: u64, end: u64, data_bytes: u64 },
+    #[error("{dtype} {shape} takes {expected} bytes, `data_offsets` span {found}")]
+    SpanMismatch { dtype: Dtype, shape: Shape, expected: u64, found: u64 },
+    #[error("bytes {begin}..{end} of the data overlap tensor {other}")]
+    Overlap { begin: u64, end: u64, other: TensorName },
+    #[error("bytes {begin}..{end} of the data belong to no tensor")]
+    Gap { begin: u64, end: u64 },
+    #[error("{} bytes follow the last tensor, which ends at byte {data_end} of {file_bytes}", file_bytes - data_end)]
+    TrailingBytes { data_end: u64, file_bytes: u64 },
+    #[error("the data starts at an odd place for {dtype}: byte {offset} is not a multiple of {alignment}")]
+    Misaligned { dtype: Dtype, offset: u64, alignment: u64 },
+
+    // ---- index and set of files --------------------------------------------------------------------------------
+    #[error("the index does not parse: {message}")]
+    IndexSyntax { message: String },
+    #[error("the index names the tensor twice")]
+    DuplicateInIndex,
+    #[error("the index names the file {}, which is not a plain file name", escaped(found))]
+    IndexPath { found: String },
+    #[error("the index names this file, which is missing; it should hold {tensors} tensors")]
+    ShardMissing { tensors: usize },
+    #[error("the index says this file holds the tensor, but it does not")]
+    TensorNotInShard,
+    #[error("the file holds the tensor, but the index does not name it")]
+    TensorNotInIndex,
+    #[error("the index says that file {} holds the tensor, but this one does too", escaped(other))]
+    TensorElsewhere { other: String },
+    #[error("the tensor is also in {}", escaped(other))]
+    DuplicateInFiles { other: String },
+    #[error("`total_size` is {found}, the tensors take {expected} bytes")]
+    TotalSize { expected: u64, found: u64 },
+    #[error("`total_size` is missing or not a number")]
+    TotalSizeMissing,
+    #[error("there are {found} weight files and no model.safetensors.index.json")]
+    IndexMissing { found: usize },
+    #[error("the directory holds no .safetensors file")]
+    NoWeights,
+    #[error("the directory holds a file that is still being downloaded")]
+    Unfinished,
+    #[error("{found} weight files, at most {limit} are read")]
+    TooManyFiles { found: usize, limit: usize },
+
+    // ---- config ------------------------------------------------------------------------------------------------
+    #[error("the file does not parse: {message}")]
+    JsonSyntax { message: String },
+    #[error("`{key}` is missing")]
+    ConfigMissing { key: &'static str },
+    #[error("`{key}` is {}, expected {expected}", escaped(found))]
+    ConfigValue { key: &'static str, expected: String, found: String },
+    #[error("the model is of type {}, expected glm_moe_dsa", escaped(found))]
+    ModelType { found: String },
+    #[error("`{key}` is missing: {consequence}")]
+    ConfigSilent { key: &'static str, consequence: &'static str },
+    #[error("{found} stop ids in config.json and generation_config.json together, at most {limit} are used")]
+    TooManyStopIds { found: usize, limit: usize },
+    #[error("the file is missing: {consequence}")]
+    SmallFileMissing { consequence: &'static str },
+
+    // ---- census ------------------------------------------------------------------------------------------------
+    #[error("the tensor is missing; config.json asks for {shape}")]
+    TensorMissing { shape: Shape },
+    #[error("the shape is {found}, config.json asks for {expected}")]
+    ShapeMismatch { expected: Shape, found: Shape },
+    #[error("the model has no such tensor: {}", listed(names))]
+    UnknownTensors { names: Vec<TensorName> },
+    #[error("layer {layer} is missing altogether: {tensors} tensors")]
+    LayerMissing { layer: u64, tensors: usize },
+    #[error("expert {expert} of layer {layer} is missing: {tensors} tensors")]
+    ExpertMissing { layer: u64, expert: u64, tensors: usize },
+    #[error("lm_head.weight is missing and `tie_word_embeddings` is not true")]
+    HeadMissing,
+    #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs or may differ from the embedding")]
+    HeadTied,
+
+    // ---- source values -----------------------------------------------------------------------------------------
+    #[error("{dtype} is not a source element type; F8_E4M3 with scales, BF16, F16 and F32 are")]
+    SourceDtype { dtype: Dtype },
+    #[error("{what} is not read yet")]
+    SourceFormat { what: &'static str },
+    #[error("F8_E4M3 without its scales: {scale} is nowhere")]
+    ScaleMissing { scale: TensorName },
+    #[error("the scales' dtype is {found}, expected F32, BF16 or F8_E8M0")]
+    ScaleDtype { found: Dtype },
+    #[error("the scale grid is {found} ({kind}), expected {expected}, one per 128 × 128 block of {weight}")]
+    ScaleGrid { weight: Shape, expected: Shape, found: Shape, kind: &'static str },
+    #[error("scales without a weight: {weight} is nowhere or is not F8_E4M3")]
+    ScaleOrphan { weight: TensorName },
+    #[error("row {row}, column {column} is {value}")]
+    NonFinite { row: u64, column: u64, value: f32 },
+    #[error("{count} elements are not finite and count as 0; the first is row {row}, column {column}: {value}")]
+    NonFiniteZeroed { count: u64, row: u64, column: u64, value: f32 },
+    #[error("a colibri container is not a source")]
+    SourceIsContainer,
+
+    // ---- recipe and flags --------------------------------------------------------------------------------------
+    #[error("{flag} {value}: {reason}")]
+    Bits { flag: &'static str, value: u32, reason: &'static str },
+    #[error("{class}: 2 bits in groups of {group_size} would keep three levels in four-bit storage")]
+    TwoBitsGrouped { class: &'static str, group_size: u64 },
+    #[error("group size {found} is not one of row, 16, 32, 48, 64, 96, 128, 192, 256")]
+    GroupSize { found: u64 },
+    #[error("the recipe does not parse: {message}")]
+    RecipeSyntax { message: String },
+    #[error("the glob `{}` is malformed: {message}", escaped(glob))]
+    Glob { glob: String, message: String },
+    #[error("the rule `{}` matches no matrix of this conversion", escaped(glob))]
+    RuleUnused { glob: String },
+    #[error("rule `{}`: {}{} is not a format that is written", escaped(glob), escaped(format), group_size.map(|g| format!(" with group size {g}")).unwrap_or_default())]
+    RuleFormat { glob: String, format: String, group_size: Option<u64> },
+    #[error("{flag} on the command line contradicts the recipe: {flag_value} against {recipe_value}")]
+    RecipeConflict { flag: &'static str, flag_value: String, recipe_value: String },
+    #[error(
+        "{format} for a matrix of the MTP head: below 8 bits a scale per row loses the small half of `eh_proj`, and no draft is accepted"
+    )]
+    HeadFormat { format: Format },
+    #[error("{format} for {shape} would be misread by the colibri engine as {taken}")]
+    Misread { format: Format, shape: Shape, taken: String, safe: Vec<u64> },
+    #[error("{format} cannot hold {shape}")]
+    EmptyMatrix { format: Format, shape: Shape },
+    #[error("the {pass} pass would emit nothing: {reason}")]
+    EmptyPass { pass: &'static str, reason: String },
+    #[error("{name} is not available in this version")]
+    NotAvailable { name: &'static str },
+    #[error("{left} and {right} exclude each other")]
+    FlagConflict { left: &'static str, right: &'static str },
+    #[error("the container would break a limit of the colibri engine: {found} {}, at most {limit}", what)]
+    EngineLimit { what: &'static str, found: u64, limit: u64 },
+
+    // ---- destination -------------------------------------------------------------------------------------------
+    #[error("source and destination are the same directory")]
+    SameDirectory,
+    #[error("the destination is the same file as {} of the source", escaped(&other.to_string_lossy()))]
+    SameFile { other: PathBuf },
+    #[error("the destination is a file")]
+    DestinationIsFile,
+    #[error("the directory exists and holds {}, which this conversion did not write", listed(found))]
+    DestinationUsed { found: Vec<String> },
+    #[error("the {pass} pass of this container was made with other parameters: {parameter} was {found}, now {wanted}")]
+    OtherParameters { pass: &'static str, parameter: String, found: String, wanted: String },
+    #[error("this container was made from another source: {what}")]
+    OtherSource { what: String },
+    #[error(
+        "the file was finished by an earlier run, but its bytes have changed since: expected {expected}, found {found}"
+    )]
+    OutputChanged { expected: String, found: String },
+    #[error("the file exists and holds other bytes than this conversion would write")]
+    OutputExists,
+    #[error("another coliconv is working on this directory")]
+    Locked,
+    #[error("not enough space: {needed} bytes needed, {free} free")]
+    NoSpace { needed: u64, free: u64 },
+    #[error("the source file changed while it was read: {what} was {expected}, now {found}")]
+    SourceChanged { what: &'static str, expected: u64, found: u64 },
+    #[error("version {found} of the file, this program knows {expected}")]
+    FileVersion { expected: u64, found: u64 },
+
+    // ---- containers --------------------------------------------------------------------------------------------
+    #[error("the dtype is {found}, expected {expected}")]
+    StoredDtype { expected: &'static str, found: Dtype },
+    #[error("the shape is {found}, expected a flat [{expected}]")]
+    StoredShape { expected: u64, found: Shape },
+    #[error("{shape} as {format} takes {} bytes of codes and {} of scales, found {} and {}", expected.codes, expected.scales, found.codes, found.scales)]
+    StoredBytes { shape: Shape, format: Format, expected: ByteCounts, found: ByteCounts },
+}
+
+impl FaultKind {
+    /// The name in JSON reports.
+    pub fn name(&self) -> &'static str {
+        self.into()
+    }
+
+    /// The operating system's error, where there is one.
+    pub(super) fn source_error(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            FaultKind::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+
+    /// What a person can do about it.
+    pub fn hint(&self) -> Option<String> {
+        super::hint::hint(self)
+    }
+}

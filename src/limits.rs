@@ -1,0 +1,48 @@
+//! Every limit of the program, in one place and with its reason.
+//!
+//! A limit is checked before anything is allocated for the value it bounds.
+
+/// Largest safetensors header read or written, in bytes. The colibri engine refuses larger ones.
+pub const MAX_HEADER_BYTES: u64 = 512 << 20;
+/// Smallest possible header: `{}`.
+pub const MIN_HEADER_BYTES: u64 = 2;
+/// Deepest nesting of JSON in a header; a tensor entry needs three levels.
+pub const MAX_HEADER_DEPTH: usize = 8;
+/// Most tensors in one file: GLM-5.2 has about 120,000 in all its files together.
+pub const MAX_TENSORS_PER_FILE: usize = 1 << 20;
+/// Longest tensor name, in bytes.
+pub const MAX_NAME_BYTES: usize = 512;
+/// Most dimensions of a tensor; the colibri engine refuses more.
+pub const MAX_RANK: usize = 8;
+/// Most weight files in one container; the colibri engine refuses more.
+pub const MAX_FILES: usize = 512;
+/// Most entries in all stamps of a container together; the colibri engine refuses more.
+pub const MAX_STAMPS: usize = 4096;
+/// Largest `config.json`, `generation_config.json` or recipe, in bytes.
+pub const MAX_CONFIG_BYTES: u64 = 4 << 20;
+/// Largest `model.safetensors.index.json`, in bytes.
+pub const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// Largest manifest or progress file, in bytes.
+pub const MAX_MANIFEST_BYTES: u64 = 512 << 20;
+/// Most hidden layers; the colibri engine refuses more.
+pub const MAX_LAYERS: u64 = 128;
+/// Most routed experts of a layer; the colibri engine refuses more.
+pub const MAX_EXPERTS: u64 = 4096;
+/// Most experts chosen for a token; the colibri engine refuses more.
+pub const MAX_EXPERTS_PER_TOKEN: u64 = 64;
+/// Largest vocabulary; the colibri engine refuses more.
+pub const MAX_VOCABULARY: u64 = 1 << 24;
+/// Largest width of any matrix that a config may imply.
+pub const MAX_WIDTH: u64 = 1 << 24;
+/// Most attention or indexer heads.
+pub const MAX_HEADS: u64 = 4096;
+/// Most stop ids, of `config.json` and `generation_config.json` together; the colibri engine refuses more.
+pub const MAX_STOP_IDS: usize = 8;
+/// Findings that a text report prints before it only counts the rest.
+pub const MAX_PRINTED_FINDINGS: usize = 20;
+/// Source bytes that one task of a conversion works on; at least one row.
+pub const BLOCK_SOURCE_BYTES: u64 = 2 << 20;
+/// Bytes of a sequential read while hashing a file.
+pub const HASH_READ_BYTES: usize = 4 << 20;
+/// Longest line that is written to a terminal for one name before it is cut.
+pub const MAX_PRINTED_NAME: usize = 160;

@@ -1,0 +1,3 @@
+//! The `coliconv` program.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Container formats: f32 rows to codes and scales, and back.
