@@ -3,6 +3,9 @@
 pub mod dequantize;
 pub mod error;
 pub mod format;
+pub mod header;
+pub mod io;
+pub mod json;
 pub mod limits;
 pub mod quantize;
 pub mod tensor;

@@ -9,7 +9,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Io { source, .. } => return io_hint(source),
         K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
         K::NotFound => "give the directory that holds config.json and the .safetensors files".into(),
-        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::OffsetsOutside { .. } => {
+        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::DataTruncated { .. } => {
             "the file is truncated or is not a safetensors file: download it again".into()
         }
         K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } | K::SpanMismatch { .. } => {

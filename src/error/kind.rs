@@ -54,16 +54,24 @@ pub enum FaultKind {
     MetadataNotStrings,
     #[error("the entry lacks `{key}`")]
     EntryKeyMissing { key: &'static str },
-    #[error("the entry has `{}` twice or an unknown key of that name", escaped(key))]
-    EntryKeyUnexpected { key: String },
+    #[error("the entry has `{}` twice", escaped(key))]
+    EntryKeyTwice { key: String },
+    #[error("the entry does not parse: {message}")]
+    EntrySyntax { message: String },
     #[error("unknown dtype {}", escaped(found))]
     UnknownDtype { found: String },
     #[error("the shape has {found} dimensions, at most {limit} are read")]
     RankTooLarge { found: usize, limit: usize },
     #[error("{dtype} {shape} does not fit in 64 bits or whole bytes")]
     SizeOverflow { dtype: Dtype, shape: Shape },
-    #[error("`data_offsets` are {begin}..{end}: they run backwards or leave the {data_bytes} bytes of data")]
-    OffsetsOutside { begin: u64, end: u64, data_bytes: u64 },
+    #[error("`data_offsets` are {begin}..{end}: they run backwards")]
+    OffsetsBackwards { begin: u64, end: u64 },
+    #[error("`data_offsets` are {begin}..{end}: they do not fit in 64 bits")]
+    OffsetsOverflow { begin: u64, end: u64 },
+    #[error(
+        "the file is cut off: its header describes {expected} bytes, it has {found}; {tensors} tensors are incomplete, this one first"
+    )]
+    DataTruncated { expected: u64, found: u64, tensors: usize },
     #[error("{dtype} {shape} takes {expected} bytes, `data_offsets` span {found}")]
     SpanMismatch { dtype: Dtype, shape: Shape, expected: u64, found: u64 },
     #[error("bytes {begin}..{end} of the data overlap tensor {other}")]

@@ -1,0 +1,80 @@
+//! JSON objects read with every member kept, so that duplicates are seen and values can be passed on byte for byte.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// The members of a JSON object in the order in which they stand, duplicates included; values are still text.
+#[derive(Debug)]
+pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
+
+impl<'a> Object<'a> {
+    /// Parses the members of an object; each value is checked to be JSON, but not read.
+    pub fn parse(text: &'a str) -> serde_json::Result<Object<'a>> {
+        serde_json::from_str(text)
+    }
+
+    /// The value of a member; of duplicates the first.
+    pub fn get(&self, key: &str) -> Option<&'a RawValue> {
+        self.0.iter().find(|(k, _)| k == key).map(|(_, v)| *v)
+    }
+
+    /// The keys that appear more than once, each time but the first.
+    pub fn duplicates(&self) -> Vec<&str> {
+        let mut seen = HashSet::new();
+        self.0.iter().map(|(key, _)| key.as_str()).filter(|key| !seen.insert(*key)).collect()
+    }
+
+    /// The object as indented JSON, values byte for byte.
+    pub fn to_text(&self) -> String {
+        let members: Vec<String> = self
+            .0
+            .iter()
+            .map(|(key, value)| format!("  {}: {}", serde_json::Value::from(key.as_str()), value.get()))
+            .collect();
+        format!("{{\n{}\n}}\n", members.join(",\n"))
+    }
+}
+
+impl<'de> Deserialize<'de> for Object<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Object(members))
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duplicates_and_bytes_are_kept() {
+        let object = Object::parse(r#"{"a": 1e-05, "b": [1,  2], "a": 3}"#).unwrap();
+        assert_eq!(object.duplicates(), ["a"]);
+        assert_eq!(object.get("a").unwrap().get(), "1e-05");
+        assert_eq!(object.to_text(), "{\n  \"a\": 1e-05,\n  \"b\": [1,  2],\n  \"a\": 3\n}\n");
+    }
+
+    #[test]
+    fn deep_nesting_does_not_overflow_the_stack() {
+        let text = format!("{{\"a\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(Object::parse(&text).unwrap().0.len(), 1);
+        assert!(Object::parse(&"[".repeat(100_000)).is_err());
+        assert!(serde_json::from_str::<serde_json::Value>(&text).is_err());
+    }
+}
