@@ -42,11 +42,8 @@ pub struct Header {
     metadata: Option<BTreeMap<String, String>>,
     file_bytes: u64,
     sha256: [u8; 32],
-    misaligned: Option<(TensorName, FaultKindAlignment)>,
+    misaligned: Option<usize>,
 }
-
-/// What is misaligned: dtype and byte offset in the file.
-type FaultKindAlignment = (Dtype, u64);
 
 impl Header {
     /// Reads and validates the header of an open file; limits are checked before anything is allocated.
@@ -101,10 +98,7 @@ impl Header {
             check_cover(path, &tensors, data_start, data_bytes, &mut faults);
         }
         Faults::check(faults)?;
-        let misaligned = tensors
-            .iter()
-            .find(|t| !t.offset.is_multiple_of(t.dtype.bits().div_ceil(8)))
-            .map(|t| (t.name.clone(), (t.dtype, t.offset)));
+        let misaligned = tensors.iter().position(|t| !t.offset.is_multiple_of(t.dtype.bits().div_ceil(8)));
         let sha256 = Sha256::digest(text).into();
         Ok(Header { tensors, metadata, file_bytes, sha256, misaligned })
     }
@@ -131,7 +125,7 @@ impl Header {
 
     /// What is unusual but read all the same: data that do not start at a multiple of their element size.
     pub fn misaligned(&self, path: &Path) -> Option<Fault> {
-        let (name, (dtype, offset)) = self.misaligned.as_ref()?;
+        let StoredTensor { name, dtype, offset, .. } = &self.tensors[self.misaligned?];
         let kind = FaultKind::Misaligned { dtype: *dtype, offset: *offset, alignment: dtype.bits().div_ceil(8) };
         Some(Fault::new(Place::tensor(path, name.clone()).at(*offset), kind))
     }

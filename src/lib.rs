@@ -1,5 +1,6 @@
 //! coliconv: converter, inspector and verifier for colibri containers.
 
+pub mod config;
 pub mod dequantize;
 pub mod error;
 pub mod format;
