@@ -184,7 +184,7 @@ pub fn listed<T: fmt::Display>(items: &[T]) -> impl fmt::Display + '_ {
     struct Listed<'a, T>(&'a [T]);
     impl<T: fmt::Display> fmt::Display for Listed<'_, T> {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            const SHOWN: usize = 8;
+            const SHOWN: usize = 20;
             for (i, item) in self.0.iter().take(SHOWN).enumerate() {
                 write!(f, "{}{}", if i > 0 { ", " } else { "" }, escaped(&item.to_string()))?;
             }

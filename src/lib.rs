@@ -1,5 +1,6 @@
 //! coliconv: converter, inspector and verifier for colibri containers.
 
+pub mod checkpoint;
 pub mod config;
 pub mod dequantize;
 pub mod error;
@@ -9,4 +10,5 @@ pub mod io;
 pub mod json;
 pub mod limits;
 pub mod quantize;
+pub mod roles;
 pub mod tensor;

@@ -29,7 +29,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
         K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
-        K::TensorMissing { .. } | K::LayerMissing { .. } | K::ExpertMissing { .. } => {
+        K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
         K::ShapeMismatch { .. } => "config.json and the weights are of different models".into(),
@@ -39,7 +39,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::UnknownTensors { .. } => {
             "remove what does not belong to the model, or check that config.json is this model's".into()
         }
-        K::SourceFormat { .. } | K::SourceDtype { .. } => {
+        K::SourceFormat { .. } | K::SourceDtype { .. } | K::SourceQuantization { .. } => {
             "start from the FP8 (128 × 128 blocks) or BF16 checkpoint".into()
         }
         K::ScaleMissing { .. } => {
@@ -50,7 +50,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
                 .into()
         }
         K::NonFinite { .. } => "--allow-non-finite counts such elements as 0 and lists them".into(),
-        K::SourceIsContainer => "give the FP8 or BF16 checkpoint it was made from".into(),
+        K::SourceIsContainer { .. } => "give the FP8 or BF16 checkpoint it was made from".into(),
         K::Bits { .. } => "give 8, 7, 6 or 5 (int8 storage), 4, 3 or 2".into(),
         K::TwoBitsGrouped { .. } => {
             "use --group-size row with 2 bits, 3 bits (which have groups of 64 of their own), or a recipe rule".into()

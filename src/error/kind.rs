@@ -138,8 +138,12 @@ pub enum FaultKind {
     UnknownTensors { names: Vec<TensorName> },
     #[error("layer {layer} is missing altogether: {tensors} tensors")]
     LayerMissing { layer: u64, tensors: usize },
+    #[error("the indexer of layer {layer} is missing altogether: {tensors} tensors")]
+    IndexerMissing { layer: u64, tensors: usize },
     #[error("expert {expert} of layer {layer} is missing: {tensors} tensors")]
     ExpertMissing { layer: u64, expert: u64, tensors: usize },
+    #[error("the model has no tensors {what}")]
+    PassAbsent { what: &'static str },
     #[error("lm_head.weight is missing and `tie_word_embeddings` is not true")]
     HeadMissing,
     #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs or may differ from the embedding")]
@@ -156,14 +160,18 @@ pub enum FaultKind {
     ScaleDtype { found: Dtype },
     #[error("the scale grid is {found} ({kind}), expected {expected}, one per 128 × 128 block of {weight}")]
     ScaleGrid { weight: Shape, expected: Shape, found: Shape, kind: &'static str },
+    #[error("{dtype} {shape} is not a matrix, and only matrices have scales")]
+    SourceNotMatrix { dtype: Dtype, shape: Shape },
     #[error("scales without a weight: {weight} is nowhere or is not F8_E4M3")]
     ScaleOrphan { weight: TensorName },
     #[error("row {row}, column {column} is {value}")]
     NonFinite { row: u64, column: u64, value: f32 },
     #[error("{count} elements are not finite and count as 0; the first is row {row}, column {column}: {value}")]
     NonFiniteZeroed { count: u64, row: u64, column: u64, value: f32 },
-    #[error("a colibri container is not a source")]
-    SourceIsContainer,
+    #[error("a colibri container is not a source (found {})", escaped(sign))]
+    SourceIsContainer { sign: String },
+    #[error("the model is quantized by {}, which is not read yet", escaped(method))]
+    SourceQuantization { method: String },
 
     // ---- recipe and flags --------------------------------------------------------------------------------------
     #[error("{flag} {value}: {reason}")]

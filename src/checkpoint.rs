@@ -1,0 +1,200 @@
+//! The source: a Hugging Face checkpoint of FP8 or BF16 shards.
+//!
+//! [`Checkpoint::open`] reads config, index and the headers of the shards that the wanted passes need, checks them against
+//! each other and against the census, and collects everything that is wrong before anything is converted.
+
+mod check;
+mod index;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use crate::config::{CONFIG_FILE, Config};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::header::{Header, StoredTensor};
+use crate::io::SourceFile;
+use crate::limits;
+use crate::roles::{Census, Pass, Role};
+use crate::tensor::TensorName;
+
+pub use index::{INDEX_FILE, Index};
+
+/// Ending that turns the name of an FP8 weight into the name of its scales.
+pub const SCALE_SUFFIX: &str = "_scale_inv";
+/// Side of the square blocks that share a scale.
+pub const SCALE_BLOCK: u64 = 128;
+/// What of a directory shows that it is a container: files that only a converter writes.
+const CONTAINER_SIGNS: [&str; 2] = ["coliconv.manifest.json", ".coliconv-progress.json"];
+
+/// One opened file of the checkpoint.
+#[derive(Debug)]
+pub struct Shard {
+    /// File name.
+    pub name: String,
+    /// The open file.
+    pub file: SourceFile,
+    /// Its validated header.
+    pub header: Header,
+    /// Modification time, nanoseconds since 1970; 0 where the system tells none.
+    pub modified_nanoseconds: u64,
+}
+
+/// A checkpoint whose headers are known and consistent.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Its config.json.
+    pub config: Config,
+    /// What the config asks for.
+    pub census: Census,
+    /// The opened shards, by name.
+    pub shards: Vec<Shard>,
+    /// Passes of which the checkpoint holds nothing.
+    pub absent_passes: Vec<Pass>,
+    /// What is odd but no obstacle.
+    pub warnings: Vec<Fault>,
+    located: HashMap<TensorName, (usize, usize)>,
+}
+
+/// A weight of a checkpoint with what it needs.
+#[derive(Debug, Clone, Copy)]
+pub struct SourceTensor<'a> {
+    /// The file that holds it.
+    pub shard: &'a Shard,
+    /// Where it lies there.
+    pub stored: &'a StoredTensor,
+    /// The scales of an FP8 weight, with their file.
+    pub scales: Option<(&'a Shard, &'a StoredTensor)>,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint for some passes. Shards that hold nothing for them are not opened.
+    pub fn open(directory: &Path, passes: &[Pass]) -> Result<Checkpoint, Faults> {
+        let weight_files = weight_files(directory)?;
+        if let Some(sign) = CONTAINER_SIGNS.iter().find(|sign| directory.join(sign).exists()) {
+            let kind = FaultKind::SourceIsContainer { sign: (*sign).to_owned() };
+            return Err(Fault::new(Place::file(directory), kind).into());
+        }
+        let config = Config::read(directory)?;
+        check::quantization(&config, &directory.join(CONFIG_FILE))?;
+        let census = Census::of(&config);
+        let index = Index::read(directory, &weight_files)?;
+        let mut checkpoint = Checkpoint {
+            directory: directory.to_owned(),
+            config,
+            census,
+            shards: Vec::new(),
+            absent_passes: Vec::new(),
+            warnings: index.warnings(),
+            located: HashMap::new(),
+        };
+        checkpoint.open_shards(&index, passes, &weight_files)?;
+        checkpoint.check(&index, passes)?;
+        Ok(checkpoint)
+    }
+
+    /// A weight, if the checkpoint's opened shards hold it.
+    pub fn tensor(&self, name: &str) -> Option<SourceTensor<'_>> {
+        let (shard, stored) = self.stored(name)?;
+        let scales = self.stored(&format!("{name}{SCALE_SUFFIX}"));
+        Some(SourceTensor { shard, stored, scales })
+    }
+
+    /// A tensor as stored, weight or scales.
+    fn stored(&self, name: &str) -> Option<(&Shard, &StoredTensor)> {
+        let &(shard, tensor) = self.located.get(name)?;
+        let shard = &self.shards[shard];
+        Some((shard, &shard.header.tensors()[tensor]))
+    }
+
+    /// Index in `shards` of the file that holds a weight.
+    pub fn shard_of(&self, name: &str) -> Option<usize> {
+        self.located.get(name).map(|&(shard, _)| shard)
+    }
+
+    /// The weights of some passes with their roles, in no particular order.
+    pub fn weights(&self, passes: &[Pass]) -> impl Iterator<Item = (&TensorName, &Role)> {
+        self.census.iter().filter(move |(name, role)| passes.contains(&role.pass) && self.located.contains_key(*name))
+    }
+
+    /// Opens the shards in which the index places a tensor of the passes or its scales, and every file that the index
+    /// does not mention.
+    fn open_shards(&mut self, index: &Index, passes: &[Pass], weight_files: &[String]) -> Result<(), Faults> {
+        let wanted = |name: &TensorName| {
+            let weight = name.as_str().strip_suffix(SCALE_SUFFIX).unwrap_or(name.as_str());
+            self.census.role(weight).is_some_and(|role| passes.contains(&role.pass))
+        };
+        let mut tensors_of: BTreeMap<&str, (usize, bool)> = BTreeMap::new();
+        for (name, shard) in index.entries() {
+            let (tensors, is_wanted) = tensors_of.entry(shard).or_default();
+            *tensors += 1;
+            *is_wanted |= wanted(name);
+        }
+        for extra in weight_files.iter().filter(|file| !index.names_file(file)) {
+            tensors_of.insert(extra, (0, true));
+        }
+        let mut faults = Vec::new();
+        let mut shards = Vec::new();
+        let mut unrelated_missing = Vec::new();
+        for (name, (tensors, is_wanted)) in tensors_of {
+            let path = self.directory.join(name);
+            let missing = !path.exists();
+            if missing && is_wanted {
+                faults.push(Fault::new(Place::file(path), FaultKind::ShardMissing { tensors }));
+            } else if missing {
+                unrelated_missing.push(Fault::new(Place::file(path), FaultKind::ShardMissing { tensors }));
+            } else if is_wanted {
+                match Shard::open(name, &path) {
+                    Ok(shard) => shards.push(shard),
+                    Err(more) => faults.extend(more.into_vec()),
+                }
+            }
+        }
+        Faults::check(faults)?;
+        self.shards = shards;
+        self.warnings.extend(unrelated_missing);
+        Ok(())
+    }
+}
+
+impl Shard {
+    fn open(name: &str, path: &Path) -> Result<Shard, Faults> {
+        let file = SourceFile::open(path)?;
+        let header = Header::read(&file)?;
+        let modified = fs::metadata(path).and_then(|m| m.modified()).ok();
+        let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let modified_nanoseconds = since.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        Ok(Shard { name: name.to_owned(), file, header, modified_nanoseconds })
+    }
+}
+
+/// The names of the .safetensors files of a directory, sorted.
+pub fn weight_files(directory: &Path) -> Result<Vec<String>> {
+    if !directory.exists() {
+        return Err(Fault::new(Place::file(directory), FaultKind::NotFound));
+    }
+    if !directory.is_dir() {
+        return Err(Fault::new(Place::file(directory), FaultKind::NotADirectory));
+    }
+    let list = |e| Fault::io("list the directory", directory, e);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(list)? {
+        if let Ok(name) = entry.map_err(list)?.file_name().into_string()
+            && name.ends_with(".safetensors")
+        {
+            files.push(name);
+        }
+    }
+    if files.is_empty() {
+        return Err(Fault::new(Place::file(directory), FaultKind::NoWeights));
+    }
+    if files.len() > limits::MAX_FILES {
+        let kind = FaultKind::TooManyFiles { found: files.len(), limit: limits::MAX_FILES };
+        return Err(Fault::new(Place::file(directory), kind));
+    }
+    files.sort_unstable();
+    Ok(files)
+}

@@ -1,0 +1,279 @@
+//! Whether index, headers, config and census of a checkpoint agree.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::{Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX};
+use crate::config::Config;
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::roles::{Census, Pass};
+use crate::tensor::{Dtype, Shape, TensorName};
+
+/// Quantization methods other than FP8 in 128 × 128 blocks are refused by their names.
+pub(super) fn quantization(config: &Config, path: &Path) -> Result<()> {
+    let fault = |kind| Err(Fault::new(Place::file(path), kind));
+    let Some(quantization) = &config.quantization else { return Ok(()) };
+    if quantization.quant_method != "fp8" {
+        return fault(FaultKind::SourceQuantization { method: quantization.quant_method.clone() });
+    }
+    if let Some(fmt) = quantization.fmt.as_deref().filter(|fmt| !matches!(*fmt, "e4m3" | "e4m3fn")) {
+        return fault(FaultKind::SourceQuantization { method: format!("fp8 with fmt {fmt}") });
+    }
+    match quantization.weight_block_size.as_deref() {
+        Some([SCALE_BLOCK, SCALE_BLOCK]) => Ok(()),
+        other => fault(FaultKind::ConfigValue {
+            key: "quantization_config.weight_block_size",
+            expected: "[128, 128]".into(),
+            found: other.map_or("missing".into(), |size| format!("{size:?}")),
+        }),
+    }
+}
+
+/// How a tensor's name fits the model.
+enum Fit {
+    /// A weight of the census, its scales, or a tensor that is dropped on purpose.
+    Known,
+    /// A known form of weights that is not read.
+    Unread(&'static str),
+    /// Nothing of this model.
+    Unknown,
+}
+
+fn fit(name: &str, census: &Census, config: &Config) -> Fit {
+    let weight = name.strip_suffix(SCALE_SUFFIX).unwrap_or(name);
+    if census.role(weight).is_some() || Census::dropped(name, config) {
+        return Fit::Known;
+    }
+    let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
+    if ends(&["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.experts.gate_proj", "mlp.experts.up_proj"]) {
+        Fit::Unread("a layer's experts fused into one tensor")
+    } else if ends(&[".weight_packed", ".weight_global_scale", ".input_global_scale"]) {
+        Fit::Unread("NVFP4 of compressed-tensors")
+    } else if ends(&[".weight_scale_2"]) {
+        Fit::Unread("NVFP4 of modelopt")
+    } else if ends(&["_proj_blocks", "_proj_scales", ".weight_blocks", ".weight_scales"]) {
+        Fit::Unread("MXFP4")
+    } else if ends(&[".weight_scale", ".input_scale"]) {
+        Fit::Unread(
+            "a quantization with `weight_scale` or `input_scale` (NVFP4, MXFP4, or FP8 other than in 128 × 128 blocks)",
+        )
+    } else {
+        Fit::Unknown
+    }
+}
+
+impl Checkpoint {
+    pub(super) fn check(&mut self, index: &Index, passes: &[Pass]) -> Result<(), Faults> {
+        let mut faults = Vec::new();
+        self.locate(index, &mut faults);
+        // While names are in doubt, everything that follows would only repeat it.
+        Faults::check(std::mem::take(&mut faults))?;
+        self.check_names(index, &mut faults);
+        self.check_census(index, passes, &mut faults);
+        for (name, role) in self.weights(&Pass::ALL) {
+            self.check_tensor(name, &role.shape, &mut faults);
+        }
+        self.check_orphans(&mut faults);
+        self.check_total(index);
+        Faults::check(faults)
+    }
+
+    /// Where each tensor is; index and headers must say the same.
+    fn locate(&mut self, index: &Index, faults: &mut Vec<Fault>) {
+        let mut located: HashMap<TensorName, (usize, usize)> = HashMap::new();
+        for (s, shard) in self.shards.iter().enumerate() {
+            let path = shard.file.path();
+            let indexed = index.names_file(&shard.name);
+            for (t, tensor) in shard.header.tensors().iter().enumerate() {
+                let place = || Place::tensor(path, tensor.name.clone());
+                if tensor.name.as_str().ends_with(".qs") {
+                    let kind = FaultKind::SourceIsContainer { sign: format!("the scales {}", tensor.name) };
+                    faults.push(Fault::new(place(), kind));
+                    return;
+                }
+                match index.file_of(tensor.name.as_str()) {
+                    Some(file) if file != shard.name => {
+                        faults.push(Fault::new(place(), FaultKind::TensorElsewhere { other: file.to_owned() }));
+                    }
+                    None if indexed => faults.push(Fault::new(place(), FaultKind::TensorNotInIndex)),
+                    _ => {}
+                }
+                if let Some((other, _)) = located.insert(tensor.name.clone(), (s, t))
+                    && other != s
+                {
+                    let other = self.shards[other].name.clone();
+                    faults.push(Fault::new(place(), FaultKind::DuplicateInFiles { other }));
+                }
+            }
+            self.warnings.extend(shard.header.misaligned(path));
+        }
+        let opened: HashMap<&str, &Path> = self.shards.iter().map(|s| (s.name.as_str(), s.file.path())).collect();
+        for (name, file) in index.entries() {
+            if let Some(path) = opened.get(file)
+                && !located.contains_key(name)
+            {
+                faults.push(Fault::new(Place::tensor(*path, name.clone()), FaultKind::TensorNotInShard));
+            }
+        }
+        self.located = located;
+    }
+
+    /// Every name that is known, from opened headers and from the index.
+    fn names<'a>(&'a self, index: &'a Index) -> impl Iterator<Item = (&'a TensorName, &'a Path)> {
+        let opened = self.located.iter().map(|(name, &(shard, _))| (name, self.shards[shard].file.path()));
+        let unopened = index.entries().filter(|(name, _)| !self.located.contains_key(*name));
+        opened.chain(unopened.map(|(name, _)| (name, index.path())))
+    }
+
+    /// Every tensor must be of this model: what it is not is named, all of it.
+    fn check_names(&self, index: &Index, faults: &mut Vec<Fault>) {
+        let mut unknown = Vec::new();
+        let mut unread: Vec<(&TensorName, &Path, &'static str)> = Vec::new();
+        for (name, path) in self.names(index) {
+            match fit(name.as_str(), &self.census, &self.config) {
+                Fit::Known => {}
+                Fit::Unread(what) => unread.push((name, path, what)),
+                Fit::Unknown => unknown.push(name.clone()),
+            }
+        }
+        unread.sort();
+        for (name, path, what) in unread {
+            faults.push(Fault::new(Place::tensor(path, name.clone()), FaultKind::SourceFormat { what }));
+        }
+        if !unknown.is_empty() {
+            unknown.sort();
+            let place = Place::file(&self.directory);
+            faults.push(Fault::new(place, FaultKind::UnknownTensors { names: unknown }));
+        }
+    }
+
+    /// Everything that config.json asks for is there, of the wanted passes and of those that the index knows.
+    fn check_census(&mut self, index: &Index, passes: &[Pass], faults: &mut Vec<Fault>) {
+        let absent =
+            self.census.absent(&|name| self.located.contains_key(name) || index.file_of(name.as_str()).is_some());
+        for fault in absent.faults {
+            let place = Place { file: Some(self.directory.clone()), ..fault.place };
+            faults.push(Fault { place, kind: fault.kind });
+        }
+        for &pass in &absent.passes {
+            let what = match pass {
+                Pass::Main => "of the hidden layers",
+                Pass::Mtp => "of the MTP head",
+                Pass::Indexer => "of the DSA indexer",
+            };
+            let fault = Fault::new(Place::file(&self.directory), FaultKind::PassAbsent { what });
+            if pass == Pass::Main && passes.contains(&pass) { faults.push(fault) } else { self.warnings.push(fault) }
+        }
+        self.absent_passes = absent.passes;
+    }
+
+    /// Shape by config, element type by what is read, scales by the ceiling grid.
+    fn check_tensor(&self, name: &TensorName, shape: &Shape, faults: &mut Vec<Fault>) {
+        let Some(tensor) = self.tensor(name.as_str()) else { return };
+        let stored = tensor.stored;
+        let place = || Place::tensor(tensor.shard.file.path(), name.clone());
+        match stored.dtype {
+            Dtype::F32 | Dtype::BF16 | Dtype::F16 => {}
+            Dtype::F8_E4M3 if stored.shape.matrix().is_none() => {
+                let kind = FaultKind::SourceNotMatrix { dtype: stored.dtype, shape: stored.shape.clone() };
+                return faults.push(Fault::new(place(), kind));
+            }
+            Dtype::F8_E4M3 => {}
+            // Half as many columns in bytes or nibbles: four-bit weights.
+            Dtype::U8 | Dtype::I8 | Dtype::F4 if stored.shape != *shape || stored.dtype == Dtype::F4 => {
+                let kind = FaultKind::SourceFormat { what: "a packed four-bit weight (NVFP4, MXFP4)" };
+                return faults.push(Fault::new(place(), kind));
+            }
+            dtype => return faults.push(Fault::new(place(), FaultKind::SourceDtype { dtype })),
+        }
+        if stored.shape != *shape {
+            let kind = FaultKind::ShapeMismatch { expected: shape.clone(), found: stored.shape.clone() };
+            return faults.push(Fault::new(place(), kind));
+        }
+        match tensor.scales {
+            None if stored.dtype == Dtype::F8_E4M3 => {
+                let scale = format!("{name}{SCALE_SUFFIX}").into();
+                faults.push(Fault::new(place(), FaultKind::ScaleMissing { scale }));
+            }
+            Some((shard, scales)) if stored.dtype == Dtype::F8_E4M3 => {
+                let place = Place::tensor(shard.file.path(), scales.name.clone());
+                if !matches!(scales.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F8_E8M0) {
+                    faults.push(Fault::new(place, FaultKind::ScaleDtype { found: scales.dtype }));
+                } else if let Some(kind) = grid_fault(shape, &scales.shape) {
+                    faults.push(Fault::new(place, kind));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Scales belong to an FP8 weight.
+    fn check_orphans(&self, faults: &mut Vec<Fault>) {
+        let mut orphans: Vec<(&TensorName, &str)> = self
+            .located
+            .keys()
+            .filter_map(|name| Some((name, name.as_str().strip_suffix(SCALE_SUFFIX)?)))
+            .filter(|(_, weight)| self.stored(weight).is_none_or(|(_, stored)| stored.dtype != Dtype::F8_E4M3))
+            .collect();
+        orphans.sort();
+        for (name, weight) in orphans {
+            let path = self.shards[self.located[name].0].file.path();
+            faults
+                .push(Fault::new(Place::tensor(path, name.clone()), FaultKind::ScaleOrphan { weight: weight.into() }));
+        }
+    }
+
+    /// `total_size` counts the tensors' bytes; it can be checked when every file of the index is open.
+    fn check_total(&mut self, index: &Index) {
+        let all_open = index.entries().all(|(name, _)| self.located.contains_key(name));
+        let Some(found) = index.total_size().filter(|_| all_open) else { return };
+        let expected: u64 = index.entries().filter_map(|(name, _)| Some(self.stored(name.as_str())?.1.bytes)).sum();
+        if expected != found {
+            self.warnings.push(Fault::new(Place::file(index.path()), FaultKind::TotalSize { expected, found }));
+        }
+    }
+}
+
+/// What is wrong with the shape of a scale grid.
+fn grid_fault(weight: &Shape, found: &Shape) -> Option<FaultKind> {
+    let (rows, columns) = weight.matrix()?;
+    let expected = [rows.div_ceil(SCALE_BLOCK), columns.div_ceil(SCALE_BLOCK)];
+    if found.dims() == expected {
+        return None;
+    }
+    let kind = match *found.dims() {
+        [] | [1] => "one scale for the whole tensor",
+        [n] if n == rows => "one scale per row",
+        [n, 1] | [1, n] if n == rows => "one scale per row",
+        [n, 1] | [1, n] if n == columns => "one scale per column",
+        [a, b] if [b, a] == expected => "a transposed grid",
+        [a, b] if a >= expected[0] && b >= expected[1] => {
+            "an oversize grid, as for smaller blocks or padded dimensions"
+        }
+        [a, b] if a <= expected[0] && b <= expected[1] => "too small a grid, as for larger blocks",
+        _ => "another grid",
+    };
+    Some(FaultKind::ScaleGrid { weight: weight.clone(), expected: expected.into(), found: found.clone(), kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_are_the_ceiling_grid_or_another_format() {
+        let kind = |weight: [u64; 2], grid: &[u64]| match grid_fault(&weight.into(), &grid.to_vec().into()) {
+            None => "",
+            Some(FaultKind::ScaleGrid { kind, .. }) => kind,
+            Some(other) => panic!("{other}"),
+        };
+        assert_eq!(kind([130, 200], &[2, 2]), "");
+        assert_eq!(kind([130, 300], &[3, 2]), "a transposed grid");
+        assert_eq!(kind([130, 300], &[130, 1]), "one scale per row");
+        assert_eq!(kind([130, 300], &[130]), "one scale per row");
+        assert_eq!(kind([130, 300], &[1, 300]), "one scale per column");
+        assert_eq!(kind([130, 300], &[]), "one scale for the whole tensor");
+        assert_eq!(kind([130, 300], &[2, 4]), "an oversize grid, as for smaller blocks or padded dimensions");
+        assert_eq!(kind([130, 300], &[1, 2]), "too small a grid, as for larger blocks");
+    }
+}
