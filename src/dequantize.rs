@@ -1,1 +1,148 @@
 //! Source element types: stored bytes to f32 rows.
+//!
+//! BF16, F16 and F32 widen exactly. FP8 is e4m3 times the f32 scale of its 128 × 128 block, one f32 multiply; the scales
+//! themselves may be stored as F32, BF16 or UE8M0. Source of the layouts: checkpoint description, element types.
+
+pub mod fp8;
+mod halves;
+
+use crate::format::FP8_BLOCK;
+use crate::tensor::Dtype;
+
+/// Element types of a source matrix that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceDtype {
+    /// IEEE binary32.
+    F32,
+    /// The upper half of an IEEE binary32.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// e4m3 with one scale per 128 × 128 block.
+    Fp8E4m3,
+}
+
+impl SourceDtype {
+    /// The source element type of that name in a safetensors header, or `None` if it is not read.
+    pub fn from_dtype(dtype: Dtype) -> Option<Self> {
+        match dtype {
+            Dtype::F32 => Some(SourceDtype::F32),
+            Dtype::BF16 => Some(SourceDtype::Bf16),
+            Dtype::F16 => Some(SourceDtype::F16),
+            Dtype::F8_E4M3 => Some(SourceDtype::Fp8E4m3),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            SourceDtype::F32 => 4,
+            SourceDtype::Bf16 | SourceDtype::F16 => 2,
+            SourceDtype::Fp8E4m3 => 1,
+        }
+    }
+
+    /// Block scales that one row of `columns` elements needs: ⌈I/128⌉ for FP8, else 0.
+    pub fn row_scales(self, columns: usize) -> usize {
+        match self {
+            SourceDtype::Fp8E4m3 => columns.div_ceil(FP8_BLOCK as usize),
+            SourceDtype::F32 | SourceDtype::Bf16 | SourceDtype::F16 => 0,
+        }
+    }
+
+    /// Decodes one row: `stored` [I · `bytes()`] little-endian → `out` [I].
+    ///
+    /// For FP8 `block_scales` are the ⌈I/128⌉ scales of the row's block row; for the others it is empty. Values that are
+    /// not finite, of elements or of scales, are passed on: see [`first_non_finite`].
+    ///
+    /// # Panics
+    ///
+    /// On slices of other lengths.
+    pub fn dequantize_row(self, stored: &[u8], block_scales: &[f32], out: &mut [f32]) {
+        let columns = out.len();
+        assert_eq!(stored.len() / self.bytes(), columns, "elements of a row of {columns} as {self:?}");
+        assert_eq!(stored.len() % self.bytes(), 0, "a row of {self:?} ends within an element");
+        assert_eq!(block_scales.len(), self.row_scales(columns), "scales of a row of {columns} as {self:?}");
+        match self {
+            SourceDtype::F32 => {
+                for (out, bytes) in out.iter_mut().zip(stored.as_chunks().0) {
+                    *out = f32::from_le_bytes(*bytes);
+                }
+            }
+            SourceDtype::Bf16 => halves::bf16_row(stored, out),
+            SourceDtype::F16 => halves::f16_row(stored, out),
+            SourceDtype::Fp8E4m3 => fp8::dequantize_row(stored, block_scales, out),
+        }
+    }
+}
+
+/// Element types of a grid of block scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleDtype {
+    /// IEEE binary32.
+    F32,
+    /// The upper half of an IEEE binary32.
+    Bf16,
+    /// One byte b: 2^(b−127).
+    Ue8m0,
+}
+
+impl ScaleDtype {
+    /// The scale type of that name in a safetensors header, or `None` if it is not read.
+    pub fn from_dtype(dtype: Dtype) -> Option<Self> {
+        match dtype {
+            Dtype::F32 => Some(ScaleDtype::F32),
+            Dtype::BF16 => Some(ScaleDtype::Bf16),
+            Dtype::F8_E8M0 => Some(ScaleDtype::Ue8m0),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one scale.
+    pub fn bytes(self) -> usize {
+        match self {
+            ScaleDtype::F32 => 4,
+            ScaleDtype::Bf16 => 2,
+            ScaleDtype::Ue8m0 => 1,
+        }
+    }
+
+    /// Appends the scales that `stored` [n · `bytes()`] holds, little-endian, to `out`; all three types widen exactly.
+    ///
+    /// # Panics
+    ///
+    /// If `stored` ends within a scale.
+    pub fn decode(self, stored: &[u8], out: &mut Vec<f32>) {
+        assert_eq!(stored.len() % self.bytes(), 0, "scales of {self:?} end within a scale");
+        let before = out.len();
+        out.resize(before + stored.len() / self.bytes(), 0.0);
+        let new = &mut out[before..];
+        match self {
+            ScaleDtype::F32 => SourceDtype::F32.dequantize_row(stored, &[], new),
+            ScaleDtype::Bf16 => SourceDtype::Bf16.dequantize_row(stored, &[], new),
+            ScaleDtype::Ue8m0 => {
+                for (out, &byte) in new.iter_mut().zip(stored) {
+                    *out = fp8::ue8m0(byte);
+                }
+            }
+        }
+    }
+}
+
+/// Index of the first element of `row` [I] that is NaN or infinite.
+pub fn first_non_finite(row: &[f32]) -> Option<usize> {
+    row.iter().position(|value| !value.is_finite())
+}
+
+/// Sets every element of `row` [I] that is NaN or infinite to 0 and returns how many there were.
+pub fn zero_non_finite(row: &mut [f32]) -> usize {
+    let mut zeroed = 0;
+    for value in row {
+        if !value.is_finite() {
+            *value = 0.0;
+            zeroed += 1;
+        }
+    }
+    zeroed
+}
