@@ -12,3 +12,4 @@ pub mod limits;
 pub mod quantize;
 pub mod roles;
 pub mod tensor;
+pub mod weights;

@@ -1,0 +1,194 @@
+//! Weights by name, whether they come from a checkpoint or from a container.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::{Checkpoint, SCALE_BLOCK, SourceTensor};
+use crate::config::Config;
+use crate::dequantize::{ScaleDtype, SourceDtype};
+use crate::error::{Fault, FaultKind, Place, Result};
+use crate::format::Format;
+use crate::quantize::Decoder;
+use crate::tensor::Shape;
+
+/// A matrix or vector in memory, still in its stored format. A vector of n elements is n rows of one column.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix {
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub columns: usize,
+    /// How the elements are stored.
+    pub format: Format,
+    /// Codes, row after row.
+    pub codes: Vec<u8>,
+    /// Scales in the order of the format.
+    pub scales: Vec<f32>,
+}
+
+impl Matrix {
+    /// Decodes one row: `out` [columns].
+    ///
+    /// # Panics
+    ///
+    /// If the format has no decoder, which [`Weights::load`] refuses, or `row` is not below `rows`.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        let decoder = Decoder::new(self.format).expect("a loaded matrix has a decoder");
+        let codes = decoder.row_code_bytes(self.columns);
+        let scales = decoder.row_scales(self.columns);
+        let scale_row = if self.format == Format::Fp8E4m3B128 { row / SCALE_BLOCK as usize } else { row };
+        decoder.dequantize_row(&self.codes[row * codes..][..codes], &self.scales[scale_row * scales..][..scales], out);
+    }
+}
+
+/// Where a model's weights come from.
+pub trait Weights: Sync {
+    /// The model's config.
+    fn config(&self) -> &Config;
+    /// The directory, for messages and small files.
+    fn directory(&self) -> PathBuf;
+    /// Whether there is a weight of that name.
+    fn contains(&self, name: &str) -> bool;
+    /// Loads a weight in its stored format; one without a decoder is refused by name.
+    fn load(&self, name: &str) -> Result<Matrix>;
+}
+
+/// The rows of a source weight as f32.
+#[derive(Debug)]
+pub struct SourceRows<'a> {
+    tensor: SourceTensor<'a>,
+    dtype: SourceDtype,
+    /// Rows; 1 for a vector or scalar, so that its elements are one row.
+    pub rows: u64,
+    /// Elements of a row.
+    pub columns: u64,
+    scales: Vec<f32>,
+}
+
+/// Reused space for stored bytes.
+#[derive(Debug, Default)]
+pub struct ReadBuffer(Vec<u8>);
+
+impl<'a> SourceRows<'a> {
+    /// Prepares a weight for reading; its scales are read now.
+    pub fn new(tensor: SourceTensor<'a>) -> Result<SourceRows<'a>> {
+        let stored = tensor.stored;
+        let place = || Place::tensor(tensor.shard.file.path(), stored.name.clone());
+        let dtype = SourceDtype::from_dtype(stored.dtype)
+            .ok_or_else(|| Fault::new(place(), FaultKind::SourceDtype { dtype: stored.dtype }))?;
+        let (rows, columns) = stored.shape.matrix().unwrap_or((1, stored.bytes / dtype.bytes() as u64));
+        let scales = if dtype == SourceDtype::Fp8E4m3 { read_scales(&tensor)? } else { Vec::new() };
+        Ok(SourceRows { tensor, dtype, rows, columns, scales })
+    }
+
+    /// The weight.
+    pub fn tensor(&self) -> &SourceTensor<'a> {
+        &self.tensor
+    }
+
+    /// Bytes of one stored row.
+    pub fn row_bytes(&self) -> u64 {
+        self.columns * self.dtype.bytes() as u64
+    }
+
+    /// Reads `count` rows from row `first` on into `buffer`.
+    pub fn read(&self, first: u64, count: u64, buffer: &mut ReadBuffer) -> Result<()> {
+        let bytes = count * self.row_bytes();
+        buffer.0.resize(bytes as usize, 0);
+        let offset = self.tensor.stored.offset + first * self.row_bytes();
+        self.tensor.shard.file.read_at(&mut buffer.0, offset).map_err(|fault| self.name(fault))
+    }
+
+    /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` [columns].
+    pub fn row(&self, buffer: &ReadBuffer, first: u64, row: u64, out: &mut [f32]) {
+        let bytes = self.row_bytes() as usize;
+        let stored = &buffer.0[(row - first) as usize * bytes..][..bytes];
+        let per_row = self.dtype.row_scales(self.columns as usize);
+        let scales = if per_row == 0 { &[] } else { &self.scales[(row / SCALE_BLOCK) as usize * per_row..][..per_row] };
+        self.dtype.dequantize_row(stored, scales, out);
+    }
+
+    /// The place of an element.
+    pub fn place(&self) -> Place {
+        Place::tensor(self.tensor.shard.file.path(), self.tensor.stored.name.clone())
+    }
+
+    fn name(&self, fault: Fault) -> Fault {
+        Fault { place: Place { tensor: Some(self.tensor.stored.name.clone()), ..fault.place }, kind: fault.kind }
+    }
+}
+
+/// The scale grid of an FP8 weight, row after row.
+pub fn read_scales(tensor: &SourceTensor<'_>) -> Result<Vec<f32>> {
+    let (shard, stored) = tensor.scales.expect("checked when the checkpoint was opened");
+    let dtype = ScaleDtype::from_dtype(stored.dtype).expect("checked when the checkpoint was opened");
+    let mut bytes = vec![0; stored.bytes as usize];
+    shard.file.read_at(&mut bytes, stored.offset)?;
+    let mut scales = Vec::with_capacity(bytes.len() / dtype.bytes());
+    dtype.decode(&bytes, &mut scales);
+    Ok(scales)
+}
+
+impl Weights for Checkpoint {
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.directory.clone()
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensor(name).is_some()
+    }
+
+    /// FP8 stays FP8 with f32 scales; the other element types are widened to f32.
+    fn load(&self, name: &str) -> Result<Matrix> {
+        let tensor = self.tensor(name).ok_or_else(|| {
+            let shape = self.census.role(name).map_or(Shape::from([]), |role| role.shape.clone());
+            Fault::new(Place::tensor(&self.directory, name), FaultKind::TensorMissing { shape })
+        })?;
+        let source = SourceRows::new(tensor)?;
+        let (rows, columns) = tensor.stored.shape.matrix().unwrap_or((source.columns, 1));
+        let mut buffer = ReadBuffer::default();
+        source.read(0, source.rows, &mut buffer)?;
+        let (rows, columns) = (rows as usize, columns as usize);
+        if source.dtype == SourceDtype::Fp8E4m3 {
+            return Ok(Matrix { rows, columns, format: Format::Fp8E4m3B128, codes: buffer.0, scales: source.scales });
+        }
+        let mut codes = Vec::with_capacity(rows * columns * 4);
+        let mut values = vec![0.0; source.columns as usize];
+        for row in 0..source.rows {
+            source.row(&buffer, 0, row, &mut values);
+            codes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        Ok(Matrix { rows, columns, format: Format::F32, codes, scales: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roles::Pass;
+    use std::path::Path;
+
+    #[test]
+    fn rows_of_a_checkpoint_are_the_same_by_both_ways() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
+        let checkpoint = Checkpoint::open(&directory, &Pass::ALL).unwrap();
+        for name in ["model.layers.4.self_attn.q_b_proj.weight", "lm_head.weight", "model.norm.weight"] {
+            let matrix = checkpoint.load(name).unwrap();
+            let source = SourceRows::new(checkpoint.tensor(name).unwrap()).unwrap();
+            let mut buffer = ReadBuffer::default();
+            source.read(0, source.rows, &mut buffer).unwrap();
+            let mut whole = vec![0.0; (source.rows * source.columns) as usize];
+            for (row, out) in whole.chunks_mut(source.columns as usize).enumerate() {
+                source.row(&buffer, 0, row as u64, out);
+            }
+            let mut out = vec![0.0; matrix.columns];
+            for row in 0..matrix.rows {
+                matrix.dequantize_row(row, &mut out);
+                assert_eq!(out, whole[row * matrix.columns..][..matrix.columns], "{name} row {row}");
+            }
+        }
+    }
+}
