@@ -10,6 +10,7 @@ pub mod io;
 pub mod json;
 pub mod limits;
 pub mod quantize;
+pub mod recipe;
 pub mod roles;
 pub mod tensor;
 pub mod weights;
