@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod container;
 pub mod dequantize;
 pub mod error;
 pub mod format;

@@ -236,6 +236,10 @@ pub enum FaultKind {
     FileVersion { expected: u64, found: u64 },
 
     // ---- containers --------------------------------------------------------------------------------------------
+    #[error("the stamps do not parse: {message}")]
+    StampSyntax { message: String },
+    #[error("two stamps: {} and {}", escaped(one), escaped(other))]
+    StampConflict { one: String, other: String },
     #[error("the dtype is {found}, expected {expected}")]
     StoredDtype { expected: &'static str, found: Dtype },
     #[error("the shape is {found}, expected a flat [{expected}]")]

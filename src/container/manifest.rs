@@ -1,0 +1,144 @@
+//! `coliconv.manifest.json`: what a container holds, how it was made, and the checksums to prove it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Fault, FaultKind, Place, Result};
+use crate::io::read_small;
+use crate::limits;
+use crate::recipe::Settings;
+use crate::tensor::{Shape, TensorName};
+
+/// Name of the file.
+pub const MANIFEST_FILE: &str = "coliconv.manifest.json";
+/// Version of its structure.
+pub const MANIFEST_VERSION: u64 = 1;
+/// Name of the checksum of tensors: XXH3 with 64 bits, 16 hexadecimal digits.
+pub const CHECKSUM: &str = "xxh3-64";
+
+/// The manifest of a container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(title = "coliconv manifest")]
+pub struct Manifest {
+    /// Version of the structure: 1.
+    pub version: u64,
+    /// The program that wrote it.
+    pub tool: String,
+    /// `model_type` of the model.
+    pub model_type: String,
+    /// Name of the tensors' checksum: `xxh3-64`.
+    pub checksum: String,
+    /// The settings as given.
+    pub recipe: Settings,
+    /// For each pass that was converted, what decided its bytes.
+    pub passes: BTreeMap<String, BTreeMap<String, String>>,
+    /// The files of the source.
+    pub source: Vec<SourceIdentity>,
+    /// The weight files.
+    pub files: Vec<FileRecord>,
+    /// The other files, but for this one.
+    pub small_files: Vec<FileRecord>,
+    /// The weights, by name.
+    pub tensors: BTreeMap<TensorName, TensorRecord>,
+    /// What was accepted although it is odd.
+    pub warnings: Vec<String>,
+}
+
+/// What identifies a file of the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SourceIdentity {
+    /// File name.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// Modification time, nanoseconds since 1970.
+    pub modified_nanoseconds: u64,
+    /// SHA-256 of its header, hexadecimal.
+    pub header_sha256: String,
+}
+
+/// A file of the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FileRecord {
+    /// File name.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// SHA-256, hexadecimal: what Hugging Face calls the LFS oid.
+    pub sha256: String,
+}
+
+/// A weight of the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TensorRecord {
+    /// The file that holds it.
+    pub file: String,
+    /// Its class.
+    pub class: String,
+    /// Its format.
+    pub format: String,
+    /// Elements that share a scale, where the format has groups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_size: Option<u64>,
+    /// Logical shape.
+    pub shape: Shape,
+    /// Bytes of the codes, or of the f32 values.
+    pub bytes: u64,
+    /// Their checksum.
+    pub checksum: String,
+    /// Bytes of the scales; 0 for none.
+    pub scale_bytes: u64,
+    /// Their checksum, where there are scales.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_checksum: Option<String>,
+}
+
+impl Manifest {
+    /// Reads the manifest of a directory, if there is one.
+    pub fn read(directory: &Path) -> Result<Option<Manifest>> {
+        let path = directory.join(MANIFEST_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        Manifest::parse(&path, &read_small(&path, limits::MAX_MANIFEST_BYTES)?).map(Some)
+    }
+
+    /// Parses the text of a manifest; `path` is for messages only.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Manifest> {
+        parse_versioned(path, bytes, MANIFEST_VERSION)
+    }
+
+    /// The text of the manifest.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        json_text(self)
+    }
+}
+
+/// Parses JSON that carries its `version`; another version is told apart from damage.
+pub(super) fn parse_versioned<T: for<'de> Deserialize<'de>>(path: &Path, bytes: &[u8], expected: u64) -> Result<T> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u64,
+    }
+    let syntax = |e: serde_json::Error| Fault::new(Place::file(path), FaultKind::JsonSyntax { message: e.to_string() });
+    let found = serde_json::from_slice::<Version>(bytes).map_err(syntax)?.version;
+    if found != expected {
+        return Err(Fault::new(Place::file(path), FaultKind::FileVersion { expected, found }));
+    }
+    serde_json::from_slice(bytes).map_err(syntax)
+}
+
+/// Indented JSON with a final newline.
+pub(crate) fn json_text<T: Serialize>(value: &T) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).expect("plain data");
+    text.push(b'\n');
+    text
+}
+
+/// Bytes as lower-case hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,50 @@
+//! `.coliconv-progress.json`: what a run has finished, kept until the manifest holds it (after a bare run: for good).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::{FileRecord, SourceIdentity, json_text, parse_versioned};
+use crate::error::Result;
+use crate::io::{read_small, write_whole};
+use crate::limits;
+
+/// Name of the file.
+pub const PROGRESS_FILE: &str = ".coliconv-progress.json";
+/// Version of its structure.
+pub const PROGRESS_VERSION: u64 = 1;
+
+/// The progress of a conversion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Version of the structure: 1.
+    pub version: u64,
+    /// The program that wrote it.
+    pub tool: String,
+    /// Whether the container has neither stamps nor index nor manifest.
+    pub bare: bool,
+    /// For each pass that was begun, what decides its bytes.
+    pub passes: BTreeMap<String, BTreeMap<String, String>>,
+    /// The files of the source that were read.
+    pub source: Vec<SourceIdentity>,
+    /// The weight files that are finished.
+    pub files: Vec<FileRecord>,
+}
+
+impl Progress {
+    /// Reads the progress of a directory, if there is any.
+    pub fn read(directory: &Path) -> Result<Option<Progress>> {
+        let path = directory.join(PROGRESS_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let bytes = read_small(&path, limits::MAX_MANIFEST_BYTES)?;
+        parse_versioned(&path, &bytes, PROGRESS_VERSION).map(Some)
+    }
+
+    /// Writes it durably, replacing what was there.
+    pub fn write(&self, directory: &Path) -> Result<()> {
+        write_whole(&directory.join(PROGRESS_FILE), &json_text(self), true)
+    }
+}
