@@ -23,3 +23,44 @@ pub(super) fn dequantize(codes: &[u8], group_size: usize, scales: &[f32], out: &
         scale::dequantize_group(levels, scale, out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_group_has_its_scale() {
+        // The row that loses its small half under one scale keeps it under two.
+        let row = [0.05, -0.05, 0.04, 0.03, 1.5, -1.4, 0.7, 0.2];
+        let mut codes = [0; 4];
+        let mut scales = [0.0; 2];
+        quantize(&row, 4, &mut codes, &mut scales);
+        assert_eq!(scales, [0.05 / 7.0, 1.5 / 7.0]);
+        // .04 is 5.6 and .03 is 4.2 steps
+        assert_eq!(codes, [0x1f, 0xce, 0x1f, 0x9b]);
+        let mut out = [0.0; 8];
+        dequantize(&codes, 4, &[1.0, 10.0], &mut out);
+        assert_eq!(out, [7.0, -7.0, 6.0, 4.0, 70.0, -70.0, 30.0, 10.0]);
+    }
+
+    #[test]
+    fn a_partial_group_counts_what_it_has() {
+        let mut codes = [0; 3];
+        let mut scales = [0.0; 2];
+        quantize(&[70.0, 0.0, 0.0, -70.0, -0.07], 4, &mut codes, &mut scales);
+        assert_eq!(scales, [10.0, 0.07 / 7.0]);
+        assert_eq!(codes, [0x8f, 0x18, 0x01]);
+    }
+
+    #[test]
+    fn groups_may_end_within_a_byte() {
+        let mut codes = [0; 3];
+        let mut scales = [0.0; 2];
+        quantize(&[7.0, 1.0, -7.0, 14.0, 2.0, -14.0], 3, &mut codes, &mut scales);
+        assert_eq!(scales, [1.0, 2.0]);
+        assert_eq!(codes, [0x9f, 0xf1, 0x19]);
+        let mut out = [0.0; 6];
+        dequantize(&codes, 3, &scales, &mut out);
+        assert_eq!(out, [7.0, 1.0, -7.0, 14.0, 2.0, -14.0]);
+    }
+}

@@ -50,3 +50,56 @@ pub(super) fn unpack(codes: &[u8], levels: &mut [i8]) {
 pub(super) fn padding_ok(codes: &[u8], columns: usize) -> bool {
     columns.is_multiple_of(2) || codes.last().is_none_or(|&code| code >> 4 == 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quantized(row: &[f32]) -> (Vec<u8>, f32) {
+        let mut codes = vec![0xaa; row.len().div_ceil(2)];
+        let mut scales = [0.0];
+        quantize(row, &mut codes, &mut scales);
+        (codes, scales[0])
+    }
+
+    #[test]
+    fn known_rows() {
+        let ties = [7.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, -7.0];
+        assert_eq!(quantized(&ties), (vec![0x8f, 0xaa, 0x68, 0x16], 1.0));
+        assert_eq!(quantized(&[7.0, -7.0, 3.0, 1.0, -2.0]), (vec![0x1f, 0x9b, 0x06], 1.0));
+        // one scale for two halves that differ by a factor of 30: the small half is lost
+        let halves = [0.05, -0.05, 0.04, 0.03, 1.5, -1.4, 0.7, 0.2];
+        assert_eq!(quantized(&halves), (vec![0x88, 0x88, 0x1f, 0x9b], 1.5 / 7.0));
+        assert_eq!(quantized(&[0.0; 4]), (vec![0x88, 0x88], 1e-8));
+        assert_eq!(quantized(&[-0.0; 3]), (vec![0x88, 0x08], 1e-8));
+        assert_eq!(quantized(&[-2.0]), (vec![0x01], 2.0 / 7.0));
+        assert_eq!(quantized(&[]), (vec![], 1e-8));
+    }
+
+    #[test]
+    fn nibbles_are_offset_and_low_first() {
+        let mut out = [0.0; 3];
+        dequantize(&[0xf0, 0x07], &[2.0], &mut out);
+        assert_eq!(out, [-16.0, 14.0, -2.0]);
+    }
+
+    #[test]
+    fn all_codes_survive() {
+        let codes: Vec<u8> = (0..=255).collect();
+        let mut levels = [0; 512];
+        unpack(&codes, &mut levels);
+        assert!(levels.iter().all(|level| (-8..=7).contains(level)));
+        let mut again = [0; 256];
+        pack(&levels, &mut again);
+        assert_eq!(again[..], codes);
+    }
+
+    #[test]
+    fn padding_is_the_last_high_nibble_of_an_odd_row() {
+        assert!(padding_ok(&[0xff, 0x0f], 3));
+        assert!(!padding_ok(&[0x0f, 0x1f], 3));
+        assert!(!padding_ok(&[0x0f, 0x8f], 3));
+        assert!(padding_ok(&[0xff, 0xff], 4));
+        assert!(padding_ok(&[], 0));
+    }
+}

@@ -41,3 +41,49 @@ pub(super) fn unpack(codes: &[u8], levels: &mut [i8]) {
         *level = code.cast_signed();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_twos_complement() {
+        let mut codes = [0; 7];
+        let mut scales = [0.0];
+        quantize(&[127.0, 0.5, 1.5, -2.5, 126.5, -126.5, -127.0], 8, &mut codes, &mut scales);
+        assert_eq!(codes, [0x7f, 0x00, 0x02, 0xfe, 0x7e, 0x82, 0x81]);
+        assert_eq!(scales, [1.0]);
+        let mut out = [0.0; 7];
+        dequantize(&codes, &[0.5], &mut out);
+        assert_eq!(out, [63.5, 0.0, 1.0, -1.0, 63.0, -63.0, -63.5]);
+    }
+
+    #[test]
+    fn fewer_bits_are_fewer_levels_in_the_same_storage() {
+        for (bits, largest) in [(5, 15), (6, 31), (7, 63), (8, 127)] {
+            assert_eq!(qmax(bits), f32::from(largest));
+            let mut codes = [0; 3];
+            let mut scales = [0.0];
+            quantize(&[f32::from(largest), f32::from(-largest), 1.0], bits, &mut codes, &mut scales);
+            assert_eq!(codes.map(u8::cast_signed), [largest, -largest, 1].map(|level: i16| level as i8), "{bits} bits");
+            assert_eq!(scales, [1.0]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "5 to 8 bits, not 4")]
+    fn four_bits_are_another_format() {
+        qmax(4);
+    }
+
+    #[test]
+    fn all_codes_survive() {
+        let codes: Vec<u8> = (0..=255).collect();
+        let mut levels = [0; 256];
+        unpack(&codes, &mut levels);
+        assert_eq!((levels[0x7f], levels[0x80], levels[0xff]), (127, -128, -1));
+        let mut again = [0; 256];
+        pack(&levels, &mut again);
+        assert_eq!(again[..], codes);
+    }
+}
