@@ -51,7 +51,7 @@ impl SourceDtype {
         }
     }
 
-    /// Decodes one row: `stored` [I · `bytes()`] little-endian → `out` [I].
+    /// Decodes one row: `stored [I · bytes()]` little-endian → `out [I]`.
     ///
     /// For FP8 `block_scales` are the ⌈I/128⌉ scales of the row's block row; for the others it is empty. Values that are
     /// not finite, of elements or of scales, are passed on: see [`first_non_finite`].
@@ -108,7 +108,7 @@ impl ScaleDtype {
         }
     }
 
-    /// Appends the scales that `stored` [n · `bytes()`] holds, little-endian, to `out`; all three types widen exactly.
+    /// Appends the scales that `stored [n · bytes()]` holds, little-endian, to `out`; all three types widen exactly.
     ///
     /// # Panics
     ///
@@ -130,12 +130,12 @@ impl ScaleDtype {
     }
 }
 
-/// Index of the first element of `row` [I] that is NaN or infinite.
+/// Index of the first element of `row [I]` that is NaN or infinite.
 pub fn first_non_finite(row: &[f32]) -> Option<usize> {
     row.iter().position(|value| !value.is_finite())
 }
 
-/// Sets every element of `row` [I] that is NaN or infinite to 0 and returns how many there were.
+/// Sets every element of `row [I]` that is NaN or infinite to 0 and returns how many there were.
 pub fn zero_non_finite(row: &mut [f32]) -> usize {
     let mut zeroed = 0;
     for value in row {

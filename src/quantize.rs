@@ -74,7 +74,7 @@ impl Quantizer {
         row_scales(self.format(), columns)
     }
 
-    /// Encodes one row: `row` [I] → `codes` [`row_code_bytes(I)`], `scales` [`row_scales(I)`].
+    /// Encodes one row: `row [I]` → `codes [row_code_bytes(I)]`, `scales [row_scales(I)]`.
     ///
     /// Every byte of `codes` is written. Values must be finite; what becomes of others is not defined (but for f32, which
     /// copies them). A level never leaves the symmetric range of [`Decoder::code_range`], because amax / s rounds to qmax
@@ -138,7 +138,7 @@ impl Decoder {
         row_scales(self.format, columns)
     }
 
-    /// Decodes one row: `codes` [`row_code_bytes(I)`], `scales` [`row_scales(I)`] in the format's own order → `out` [I].
+    /// Decodes one row: `codes [row_code_bytes(I)]`, `scales [row_scales(I)]` in the format's own order → `out [I]`.
     ///
     /// For `fp8-e4m3-b128` the scales are those of the row's block row. Codes and scales may be anything: unusual ones give
     /// unusual values, a NaN scale NaN, and a large scale times a large level may be infinite.
@@ -164,7 +164,7 @@ impl Decoder {
         }
     }
 
-    /// The level of every element of a row, the offset removed (int4: −8 to 7): `codes` [`row_code_bytes(I)`] → `out` [I].
+    /// The level of every element of a row, the offset removed (int4: −8 to 7): `codes [row_code_bytes(I)]` → `out [I]`.
     ///
     /// Returns whether the format has levels; for f32 and fp8 it is false and `out` is left as it is.
     ///
@@ -197,7 +197,7 @@ impl Decoder {
         }
     }
 
-    /// Whether what `codes` [`row_code_bytes(columns)`] holds after the last column is what the format demands.
+    /// Whether what `codes [row_code_bytes(columns)]` holds after the last column is what the format demands.
     ///
     /// int4: after an odd last column a high nibble of 0. int3: the value 0 up to the end of the group (low bits 0, high
     /// bits 1). int2: bits 0; the format description is silent there. The other formats have no padding.

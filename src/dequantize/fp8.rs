@@ -48,7 +48,7 @@ pub fn ue8m0(byte: u8) -> f32 {
     }
 }
 
-/// `codes` [I] e4m3, `scales` [⌈I/128⌉] of the row's block row → `out` [I]: e4m3 · scale, one f32 multiply.
+/// `codes [I]` e4m3, `scales [⌈I/128⌉]` of the row's block row → `out [I]`: e4m3 · scale, one f32 multiply.
 pub(crate) fn dequantize_row(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     for ((out, codes), &scale) in out.chunks_mut(BLOCK).zip(codes.chunks(BLOCK)).zip(scales) {
         for (out, &code) in out.iter_mut().zip(codes) {

@@ -4,7 +4,7 @@
 
 use crate::dequantize::fp8;
 
-/// `codes` [I], `scales` [⌈I/128⌉] of the row's block row → `out` [I].
+/// `codes [I]`, `scales [⌈I/128⌉]` of the row's block row → `out [I]`.
 pub(super) fn dequantize(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     fp8::dequantize_row(codes, scales, out);
 }

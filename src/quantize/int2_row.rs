@@ -12,21 +12,21 @@ const BIAS: i8 = 2;
 /// Elements of a byte.
 const PER_BYTE: usize = 4;
 
-/// `row` [I] → `codes` [⌈I/4⌉], `scales` [1].
+/// `row [I]` → `codes [⌈I/4⌉]`, `scales [1]`.
 pub(super) fn quantize(row: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     let mut levels = vec![0; row.len()];
     scales[0] = scale::quantize_group(row, QMAX, &mut levels);
     pack(&levels, codes);
 }
 
-/// `codes` [⌈I/4⌉], `scales` [1] → `out` [I].
+/// `codes [⌈I/4⌉]`, `scales [1]` → `out [I]`.
 pub(super) fn dequantize(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     let mut levels = vec![0; out.len()];
     unpack(codes, &mut levels);
     scale::dequantize_group(&levels, scales[0], out);
 }
 
-/// `levels` [I], −2 to 1 → `codes` [⌈I/4⌉].
+/// `levels [I]`, −2 to 1 → `codes [⌈I/4⌉]`.
 fn pack(levels: &[i8], codes: &mut [u8]) {
     for (code, levels) in codes.iter_mut().zip(levels.chunks(PER_BYTE)) {
         *code = 0;
@@ -36,7 +36,7 @@ fn pack(levels: &[i8], codes: &mut [u8]) {
     }
 }
 
-/// `codes` [⌈I/4⌉] → `levels` [I], −2 to 1.
+/// `codes [⌈I/4⌉]` → `levels [I]`, −2 to 1.
 pub(super) fn unpack(codes: &[u8], levels: &mut [i8]) {
     for (levels, &code) in levels.chunks_mut(PER_BYTE).zip(codes) {
         for (k, level) in levels.iter_mut().enumerate() {

@@ -18,7 +18,7 @@ const QMAX: f32 = 3.0;
 /// What a code exceeds its level by.
 const BIAS: i8 = 4;
 
-/// `row` [I] → `codes` [⌈I/64⌉ · 24], `scales` [⌈I/64⌉].
+/// `row [I]` → `codes [⌈I/64⌉ · 24]`, `scales [⌈I/64⌉]`.
 pub(super) fn quantize(row: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     let groups = row.chunks(GROUP_SIZE).zip(scales).zip(codes.chunks_exact_mut(GROUP_BYTES));
     for ((group, scale), codes) in groups {
@@ -28,7 +28,7 @@ pub(super) fn quantize(row: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     }
 }
 
-/// `codes` [⌈I/64⌉ · 24], `scales` [⌈I/64⌉] → `out` [I].
+/// `codes [⌈I/64⌉ · 24]`, `scales [⌈I/64⌉]` → `out [I]`.
 pub(super) fn dequantize(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     let groups = out.chunks_mut(GROUP_SIZE).zip(scales).zip(codes.chunks_exact(GROUP_BYTES));
     for ((out, &scale), codes) in groups {
@@ -36,7 +36,7 @@ pub(super) fn dequantize(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `codes` [⌈I/64⌉ · 24] → `levels` [I], −4 to 3.
+/// `codes [⌈I/64⌉ · 24]` → `levels [I]`, −4 to 3.
 pub(super) fn unpack(codes: &[u8], levels: &mut [i8]) {
     for (levels, codes) in levels.chunks_mut(GROUP_SIZE).zip(codes.chunks_exact(GROUP_BYTES)) {
         levels.copy_from_slice(&unpack_group(codes)[..levels.len()]);

@@ -6,7 +6,7 @@
 use super::int4_row::{self, QMAX};
 use super::scale;
 
-/// `row` [I] → `codes` [⌈I/2⌉], `scales` [⌈I/group_size⌉].
+/// `row [I]` → `codes [⌈I/2⌉]`, `scales [⌈I/group_size⌉]`.
 pub(super) fn quantize(row: &[f32], group_size: usize, codes: &mut [u8], scales: &mut [f32]) {
     let mut levels = vec![0; row.len()];
     for ((scale, group), levels) in scales.iter_mut().zip(row.chunks(group_size)).zip(levels.chunks_mut(group_size)) {
@@ -15,7 +15,7 @@ pub(super) fn quantize(row: &[f32], group_size: usize, codes: &mut [u8], scales:
     int4_row::pack(&levels, codes);
 }
 
-/// `codes` [⌈I/2⌉], `scales` [⌈I/group_size⌉] → `out` [I].
+/// `codes [⌈I/2⌉]`, `scales [⌈I/group_size⌉]` → `out [I]`.
 pub(super) fn dequantize(codes: &[u8], group_size: usize, scales: &[f32], out: &mut [f32]) {
     let mut levels = vec![0; out.len()];
     int4_row::unpack(codes, &mut levels);

@@ -10,21 +10,21 @@ pub(super) const QMAX: f32 = 7.0;
 /// What a nibble exceeds its level by.
 const BIAS: i8 = 8;
 
-/// `row` [I] → `codes` [⌈I/2⌉], `scales` [1].
+/// `row [I]` → `codes [⌈I/2⌉]`, `scales [1]`.
 pub(super) fn quantize(row: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     let mut levels = vec![0; row.len()];
     scales[0] = scale::quantize_group(row, QMAX, &mut levels);
     pack(&levels, codes);
 }
 
-/// `codes` [⌈I/2⌉], `scales` [1] → `out` [I].
+/// `codes [⌈I/2⌉]`, `scales [1]` → `out [I]`.
 pub(super) fn dequantize(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     let mut levels = vec![0; out.len()];
     unpack(codes, &mut levels);
     scale::dequantize_group(&levels, scales[0], out);
 }
 
-/// `levels` [I], −8 to 7 → `codes` [⌈I/2⌉].
+/// `levels [I]`, −8 to 7 → `codes [⌈I/2⌉]`.
 pub(super) fn pack(levels: &[i8], codes: &mut [u8]) {
     let nibble = |level: i8| (level + BIAS).cast_unsigned();
     for (code, pair) in codes.iter_mut().zip(levels.chunks(2)) {
@@ -36,7 +36,7 @@ pub(super) fn pack(levels: &[i8], codes: &mut [u8]) {
     }
 }
 
-/// `codes` [⌈I/2⌉] → `levels` [I], −8 to 7.
+/// `codes [⌈I/2⌉]` → `levels [I]`, −8 to 7.
 pub(super) fn unpack(codes: &[u8], levels: &mut [i8]) {
     for (pair, &code) in levels.chunks_mut(2).zip(codes) {
         let nibbles = [code & 0xf, code >> 4];
