@@ -51,7 +51,7 @@ impl SourceDtype {
         }
     }
 
-    /// Decodes one row: `stored` [I · `bytes()`] little-endian → `out` [I].
+    /// Decodes one row: `stored [I · bytes()]` little-endian → `out [I]`.
     ///
     /// For FP8 `block_scales` are the ⌈I/128⌉ scales of the row's block row; for the others it is empty. Values that are
     /// not finite, of elements or of scales, are passed on: see [`first_non_finite`].
@@ -108,7 +108,7 @@ impl ScaleDtype {
         }
     }
 
-    /// Appends the scales that `stored` [n · `bytes()`] holds, little-endian, to `out`; all three types widen exactly.
+    /// Appends the scales that `stored [n · bytes()]` holds, little-endian, to `out`; all three types widen exactly.
     ///
     /// # Panics
     ///
@@ -130,12 +130,12 @@ impl ScaleDtype {
     }
 }
 
-/// Index of the first element of `row` [I] that is NaN or infinite.
+/// Index of the first element of `row [I]` that is NaN or infinite.
 pub fn first_non_finite(row: &[f32]) -> Option<usize> {
     row.iter().position(|value| !value.is_finite())
 }
 
-/// Sets every element of `row` [I] that is NaN or infinite to 0 and returns how many there were.
+/// Sets every element of `row [I]` that is NaN or infinite to 0 and returns how many there were.
 pub fn zero_non_finite(row: &mut [f32]) -> usize {
     let mut zeroed = 0;
     for value in row {
@@ -145,4 +145,114 @@ pub fn zero_non_finite(row: &mut [f32]) -> usize {
         }
     }
     zeroed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn element_types() {
+        let sources: Vec<_> =
+            Dtype::ALL.into_iter().filter_map(|dtype| Some((dtype, SourceDtype::from_dtype(dtype)?))).collect();
+        assert_eq!(
+            sources,
+            [
+                (Dtype::F8_E4M3, SourceDtype::Fp8E4m3),
+                (Dtype::F16, SourceDtype::F16),
+                (Dtype::BF16, SourceDtype::Bf16),
+                (Dtype::F32, SourceDtype::F32),
+            ]
+        );
+        assert!(sources.iter().all(|(dtype, source)| dtype.bits() == 8 * source.bytes() as u64));
+        let scales: Vec<_> =
+            Dtype::ALL.into_iter().filter_map(|dtype| Some((dtype, ScaleDtype::from_dtype(dtype)?))).collect();
+        assert_eq!(
+            scales,
+            [(Dtype::F8_E8M0, ScaleDtype::Ue8m0), (Dtype::BF16, ScaleDtype::Bf16), (Dtype::F32, ScaleDtype::F32)]
+        );
+        assert!(scales.iter().all(|(dtype, scale)| dtype.bits() == 8 * scale.bytes() as u64));
+    }
+
+    #[test]
+    fn fp8_takes_the_scale_of_its_block() {
+        let mut stored = [0x38; 257];
+        stored[127] = 0x7e;
+        let mut out = [0.0; 257];
+        SourceDtype::Fp8E4m3.dequantize_row(&stored, &[0.25, -1.0, 1e-3], &mut out);
+        assert_eq!((out[0], out[126], out[127], out[128], out[255], out[256]), (0.25, 0.25, 112.0, -1.0, -1.0, 1e-3));
+        SourceDtype::Fp8E4m3.dequantize_row(&[], &[], &mut []);
+    }
+
+    #[test]
+    fn fp8_is_one_f32_multiply() {
+        for scale in [1.0, 0.1, 1e-40, 3e38, f32::MAX] {
+            for byte in 0..=255 {
+                let mut out = [0.0];
+                SourceDtype::Fp8E4m3.dequantize_row(&[byte], &[scale], &mut out);
+                let expected = (f64::from(fp8::e4m3(byte)) * f64::from(scale)) as f32;
+                assert!(out[0] == expected || out[0].is_nan() && expected.is_nan(), "{byte:#04x} times {scale}");
+            }
+        }
+    }
+
+    #[test]
+    fn scales_are_appended() {
+        let mut out = vec![9.0];
+        ScaleDtype::F32.decode(&[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0], &mut out);
+        ScaleDtype::Bf16.decode(&[0x80, 0x3e], &mut out);
+        ScaleDtype::Ue8m0.decode(&[0x78, 0x7f, 0x80], &mut out);
+        assert_eq!(out, [9.0, 1.0, -2.0, 0.25, 0.0078125, 1.0, 2.0]);
+        ScaleDtype::Ue8m0.decode(&[0xff], &mut out);
+        assert!(out[7].is_nan());
+    }
+
+    #[test]
+    fn what_is_not_finite_is_found_and_zeroed() {
+        // 7f 38 38 38 as FP8, c0 7f as BF16, an infinite scale
+        let mut row = [0.0; 4];
+        SourceDtype::Fp8E4m3.dequantize_row(&[0x38, 0x7f, 0x38, 0xff], &[2.0], &mut row);
+        assert_eq!(first_non_finite(&row), Some(1));
+        assert_eq!(zero_non_finite(&mut row), 2);
+        assert_eq!(row, [2.0, 0.0, 2.0, 0.0]);
+        assert_eq!((first_non_finite(&row), zero_non_finite(&mut row)), (None, 0));
+        SourceDtype::Bf16.dequantize_row(&[0, 0, 0xc0, 0x7f], &[], &mut row[..2]);
+        assert_eq!(first_non_finite(&row), Some(1));
+        SourceDtype::Fp8E4m3.dequantize_row(&[0x38, 0x80, 0x38, 0x38], &[f32::INFINITY], &mut row);
+        assert_eq!((first_non_finite(&row), zero_non_finite(&mut row)), (Some(0), 4));
+        // a product of finite numbers that is none: 448 · f32::MAX
+        SourceDtype::Fp8E4m3.dequantize_row(&[0x7e], &[f32::MAX], &mut row[..1]);
+        assert_eq!(first_non_finite(&row), Some(0));
+        assert_eq!(first_non_finite(&[f32::MAX, f32::MIN, f32::from_bits(1)]), None);
+        assert_eq!(first_non_finite(&[]), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "scales of a row of 129 as Fp8E4m3")]
+    fn too_few_scales_panic() {
+        SourceDtype::Fp8E4m3.dequantize_row(&[0; 129], &[1.0], &mut [0.0; 129]);
+    }
+
+    #[test]
+    #[should_panic(expected = "scales of a row of 1 as Bf16")]
+    fn scales_of_a_type_without_scales_panic() {
+        SourceDtype::Bf16.dequantize_row(&[0; 2], &[1.0], &mut [0.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "ends within an element")]
+    fn half_an_element_panics() {
+        SourceDtype::F32.dequantize_row(&[0; 6], &[], &mut [0.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn f32_is_copied(row in prop::collection::vec(any::<f32>(), 0..100)) {
+            let stored: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let mut out = vec![0.0; row.len()];
+            SourceDtype::F32.dequantize_row(&stored, &[], &mut out);
+            prop_assert!(out.iter().zip(&row).all(|(out, value)| out.to_bits() == value.to_bits()));
+        }
+    }
 }

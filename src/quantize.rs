@@ -74,7 +74,7 @@ impl Quantizer {
         row_scales(self.format(), columns)
     }
 
-    /// Encodes one row: `row` [I] → `codes` [`row_code_bytes(I)`], `scales` [`row_scales(I)`].
+    /// Encodes one row: `row [I]` → `codes [row_code_bytes(I)]`, `scales [row_scales(I)]`.
     ///
     /// Every byte of `codes` is written. Values must be finite; what becomes of others is not defined (but for f32, which
     /// copies them). A level never leaves the symmetric range of [`Decoder::code_range`], because amax / s rounds to qmax
@@ -138,7 +138,7 @@ impl Decoder {
         row_scales(self.format, columns)
     }
 
-    /// Decodes one row: `codes` [`row_code_bytes(I)`], `scales` [`row_scales(I)`] in the format's own order → `out` [I].
+    /// Decodes one row: `codes [row_code_bytes(I)]`, `scales [row_scales(I)]` in the format's own order → `out [I]`.
     ///
     /// For `fp8-e4m3-b128` the scales are those of the row's block row. Codes and scales may be anything: unusual ones give
     /// unusual values, a NaN scale NaN, and a large scale times a large level may be infinite.
@@ -164,7 +164,7 @@ impl Decoder {
         }
     }
 
-    /// The level of every element of a row, the offset removed (int4: −8 to 7): `codes` [`row_code_bytes(I)`] → `out` [I].
+    /// The level of every element of a row, the offset removed (int4: −8 to 7): `codes [row_code_bytes(I)]` → `out [I]`.
     ///
     /// Returns whether the format has levels; for f32 and fp8 it is false and `out` is left as it is.
     ///
@@ -197,7 +197,7 @@ impl Decoder {
         }
     }
 
-    /// Whether what `codes` [`row_code_bytes(columns)`] holds after the last column is what the format demands.
+    /// Whether what `codes [row_code_bytes(columns)]` holds after the last column is what the format demands.
     ///
     /// int4: after an odd last column a high nibble of 0. int3: the value 0 up to the end of the group (low bits 0, high
     /// bits 1). int2: bits 0; the format description is silent there. The other formats have no padding.
@@ -235,4 +235,394 @@ fn check_codes_length(format: Format, columns: usize, codes: usize) {
 fn check_lengths(format: Format, columns: usize, codes: usize, scales: usize) {
     check_codes_length(format, columns, codes);
     assert_eq!(scales, row_scales(format, columns), "scales of a row of {columns} as {format}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dequantize::fp8::e4m3;
+    use proptest::prelude::*;
+
+    const QUANTIZERS: [Quantizer; 12] = [
+        Quantizer::F32,
+        Quantizer::Int8Row { bits: 8 },
+        Quantizer::Int8Row { bits: 7 },
+        Quantizer::Int8Row { bits: 6 },
+        Quantizer::Int8Row { bits: 5 },
+        Quantizer::Int4Row,
+        Quantizer::Int4Grouped { group_size: 1 },
+        Quantizer::Int4Grouped { group_size: 16 },
+        Quantizer::Int4Grouped { group_size: 33 },
+        Quantizer::Int4Grouped { group_size: 64 },
+        Quantizer::Int3G64,
+        Quantizer::Int2Row,
+    ];
+
+    fn quantized(quantizer: Quantizer, row: &[f32]) -> (Vec<u8>, Vec<f32>) {
+        let mut codes = vec![0x5a; quantizer.row_code_bytes(row.len())];
+        let mut scales = vec![f32::NAN; quantizer.row_scales(row.len())];
+        quantizer.quantize_row(row, &mut codes, &mut scales);
+        (codes, scales)
+    }
+
+    fn decoder(quantizer: Quantizer) -> Decoder {
+        Decoder::new(quantizer.format()).unwrap()
+    }
+
+    fn decoded(decoder: Decoder, codes: &[u8], scales: &[f32], columns: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; columns];
+        decoder.dequantize_row(codes, scales, &mut out);
+        out
+    }
+
+    fn levels(decoder: Decoder, codes: &[u8], columns: usize) -> Option<Vec<i8>> {
+        let mut out = vec![99; columns];
+        decoder.codes_row(codes, &mut out).then_some(out)
+    }
+
+    // ---- a second opinion, element by element --------------------------------------------------------------------
+
+    /// Largest level, and elements that share a scale in a row of `columns`.
+    fn parameters(quantizer: Quantizer, columns: usize) -> (f64, usize) {
+        match quantizer {
+            Quantizer::F32 => unreachable!("f32 has no levels"),
+            Quantizer::Int8Row { bits } => (2f64.powi(bits as i32 - 1) - 1.0, columns.max(1)),
+            Quantizer::Int4Row => (7.0, columns.max(1)),
+            Quantizer::Int4Grouped { group_size } => (7.0, group_size),
+            Quantizer::Int3G64 => (3.0, 64),
+            Quantizer::Int2Row => (1.0, columns.max(1)),
+        }
+    }
+
+    /// The f32 quotient: rounding the f64 one to f32 is the same, because 53 bits are at least 2 · 24 + 2. (Below the
+    /// normal f32 that fails, but there a scale is 1e-8 and a level 0 anyway.)
+    fn quotient(a: f32, b: f64) -> f32 {
+        (f64::from(a) / b) as f32
+    }
+
+    fn half_to_even(x: f64) -> f64 {
+        let floor = x.floor();
+        match x - floor {
+            rest if rest < 0.5 => floor,
+            rest if rest > 0.5 => floor + 1.0,
+            _ if floor % 2.0 == 0.0 => floor,
+            _ => floor + 1.0,
+        }
+    }
+
+    /// Levels and scales without anything of the code under test.
+    fn naive(quantizer: Quantizer, row: &[f32]) -> (Vec<i8>, Vec<f32>) {
+        let (qmax, group_size) = parameters(quantizer, row.len());
+        let mut levels = Vec::new();
+        let mut scales = Vec::new();
+        for group in row.chunks(group_size) {
+            let mut amax = 0f32;
+            for &value in group {
+                amax = if value < 0.0 { amax.max(-value) } else { amax.max(value) };
+            }
+            let scale = quotient(amax, qmax).max(1e-8);
+            scales.push(scale);
+            for &value in group {
+                levels.push(half_to_even(f64::from(quotient(value, f64::from(scale)))) as i8);
+            }
+        }
+        (levels, scales)
+    }
+
+    /// The bits that hold element `i`, least significant first, counted from bit 0 of byte 0.
+    fn bits_of(format: Format, i: usize) -> Vec<usize> {
+        match format {
+            Format::Int8Row => (8 * i..8 * i + 8).collect(),
+            Format::Int4Row | Format::Int4Grouped { .. } => (4 * i..4 * i + 4).collect(),
+            Format::Int2Row => (2 * i..2 * i + 2).collect(),
+            Format::Int3G64 => {
+                let (group, k) = (192 * (i / 64), i % 64);
+                vec![group + 2 * k, group + 2 * k + 1, group + 128 + k]
+            }
+            _ => unreachable!("{format} has no levels"),
+        }
+    }
+
+    fn naive_level(format: Format, codes: &[u8], i: usize) -> i8 {
+        let bits = bits_of(format, i);
+        let code = bits.iter().rev().fold(0, |code, bit| code << 1 | i32::from(codes[bit / 8] >> (bit % 8) & 1));
+        let offset = match format {
+            Format::Int8Row => return code as i8,
+            Format::Int3G64 => 4,
+            Format::Int2Row => 2,
+            _ => 8,
+        };
+        (code - offset) as i8
+    }
+
+    // ---- strategies ----------------------------------------------------------------------------------------------
+
+    /// Rows of up to 200 elements: anything finite, halves of a power of two (ties), FP8 with a scale.
+    fn row() -> impl Strategy<Value = Vec<f32>> {
+        let finite = prop::num::f32::NORMAL | prop::num::f32::SUBNORMAL | prop::num::f32::ZERO;
+        // The very largest magnitudes have a test of their own.
+        let anything = finite.prop_map(|value| value / 4.0);
+        let length = 0..=200usize;
+        prop_oneof![
+            prop::collection::vec(anything, length.clone()),
+            prop::collection::vec(-1f32..1.0, length.clone()),
+            (prop::collection::vec(-254i16..=254, length.clone()), 1i16..=254, -40i32..40).prop_map(
+                |(row, largest, exponent)| {
+                    let half = 2f32.powi(exponent - 1);
+                    row.into_iter().map(|halves| f32::from(halves % (largest + 1)) * half).collect()
+                }
+            ),
+            (prop::collection::vec((0u8..=0x7e, any::<bool>()), length), 1e-5f32..1e-2).prop_map(|(row, scale)| {
+                row.into_iter().map(|(code, sign)| e4m3(code | u8::from(sign) << 7) * scale).collect()
+            }),
+        ]
+    }
+
+    /// A quantizer with levels.
+    fn quantizer() -> impl Strategy<Value = Quantizer> {
+        prop_oneof![
+            prop::sample::select(QUANTIZERS[1..].to_vec()),
+            (1usize..=256).prop_map(|group_size| Quantizer::Int4Grouped { group_size }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        #[test]
+        fn levels_and_scales_are_those_of_the_formula(quantizer in quantizer(), row in row()) {
+            let (codes, scales) = quantized(quantizer, &row);
+            let decoder = decoder(quantizer);
+            let levels = levels(decoder, &codes, row.len()).unwrap();
+            let (naive_levels, naive_scales) = naive(quantizer, &row);
+            prop_assert_eq!(&levels, &naive_levels);
+            if !row.is_empty() {
+                prop_assert_eq!(&scales, &naive_scales);
+            }
+            let (smallest, largest) = decoder.code_range().unwrap();
+            prop_assert!(levels.iter().all(|level| (smallest..=largest).contains(level)));
+            prop_assert!(decoder.padding_ok(&codes, row.len()));
+        }
+
+        /// Half a step, and the rounding of quotient and product: each at most 2^−24 of its result. No element is further
+        /// off for being clamped, since no level of finite values is out of range.
+        #[test]
+        fn no_element_is_off_by_more_than_half_a_step(quantizer in quantizer(), row in row()) {
+            let (codes, scales) = quantized(quantizer, &row);
+            let out = decoded(decoder(quantizer), &codes, &scales, row.len());
+            let (_, group_size) = parameters(quantizer, row.len());
+            for (i, (&value, &stored)) in row.iter().zip(&out).enumerate() {
+                let [value, stored, scale] = [value, stored, scales[i / group_size]].map(f64::from);
+                let rounding = (value.abs() + stored.abs()) * 2f64.powi(-23);
+                prop_assert!((value - stored).abs() <= scale / 2.0 + rounding, "{i}: {value} became {stored}");
+            }
+        }
+
+        #[test]
+        fn any_bytes_decode_as_the_table_says(
+            quantizer in quantizer(),
+            columns in 0usize..=200,
+            bytes in prop::collection::vec(any::<u8>(), 200),
+            numbers in prop::collection::vec(any::<f32>(), 200),
+        ) {
+            let decoder = decoder(quantizer);
+            let codes = &bytes[..decoder.row_code_bytes(columns)];
+            let scales = &numbers[..decoder.row_scales(columns)];
+            let out = decoded(decoder, codes, scales, columns);
+            let levels = levels(decoder, codes, columns).unwrap();
+            let (_, group_size) = parameters(quantizer, columns);
+            for (i, out) in out.into_iter().enumerate() {
+                let level = naive_level(decoder.format(), codes, i);
+                prop_assert_eq!(levels[i], level);
+                let value = f32::from(level) * scales[i / group_size];
+                prop_assert!(out.to_bits() == value.to_bits() || out.is_nan() && value.is_nan());
+            }
+        }
+
+        #[test]
+        fn a_group_that_spans_the_row_is_a_row(row in row(), more in 0usize..100) {
+            prop_assume!(!row.is_empty());
+            let grouped = Quantizer::Int4Grouped { group_size: row.len() + more };
+            prop_assert_eq!(quantized(grouped, &row), quantized(Quantizer::Int4Row, &row));
+        }
+
+        /// With a scale of 1 the levels are the values.
+        #[test]
+        fn integers_are_kept(quantizer in quantizer(), seeds in prop::collection::vec(any::<i8>(), 1..=200)) {
+            let (qmax, group_size) = parameters(quantizer, seeds.len());
+            let qmax = qmax as i16;
+            let row: Vec<f32> = seeds
+                .iter()
+                .enumerate()
+                .map(|(i, &seed)| f32::from(if i % group_size == 0 { qmax } else { i16::from(seed) % (qmax + 1) }))
+                .collect();
+            let (codes, scales) = quantized(quantizer, &row);
+            prop_assert!(scales.iter().all(|&scale| scale == 1.0));
+            prop_assert_eq!(decoded(decoder(quantizer), &codes, &scales, row.len()), row);
+        }
+
+        #[test]
+        fn f32_is_copied(row in prop::collection::vec(any::<f32>(), 0..100)) {
+            let (codes, scales) = quantized(Quantizer::F32, &row);
+            prop_assert!(scales.is_empty());
+            let out = decoded(decoder(Quantizer::F32), &codes, &[], row.len());
+            prop_assert!(out.iter().zip(&row).all(|(out, value)| out.to_bits() == value.to_bits()));
+        }
+    }
+
+    #[test]
+    fn padding_bits_are_guarded_and_no_others() {
+        for quantizer in QUANTIZERS {
+            let decoder = decoder(quantizer);
+            for columns in 0..=130 {
+                let row: Vec<f32> = (0..columns).map(|i| i as f32 - 40.0).collect();
+                let (mut codes, _) = quantized(quantizer, &row);
+                assert!(decoder.padding_ok(&codes, columns), "{quantizer:?} [{columns}]");
+                let used: Vec<usize> = match quantizer {
+                    Quantizer::F32 => (0..32 * columns).collect(),
+                    _ => (0..columns).flat_map(|i| bits_of(decoder.format(), i)).collect(),
+                };
+                for bit in 0..8 * codes.len() {
+                    codes[bit / 8] ^= 1 << (bit % 8);
+                    let ok = decoder.padding_ok(&codes, columns);
+                    assert_eq!(ok, used.contains(&bit), "{quantizer:?} [{columns}], bit {bit}");
+                    codes[bit / 8] ^= 1 << (bit % 8);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_without_magnitude_are_zero() {
+        for quantizer in &QUANTIZERS[1..] {
+            for row in [vec![0.0; 67], vec![-0.0; 67], vec![f32::from_bits(1); 67], vec![-4e-9; 67]] {
+                let (codes, scales) = quantized(*quantizer, &row);
+                assert_eq!(levels(decoder(*quantizer), &codes, 67).unwrap(), [0; 67], "{quantizer:?}");
+                assert!(scales.iter().all(|&scale| scale == 1e-8), "{quantizer:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_smallest_scale_makes_levels_small() {
+        // 2e-8 / 3 is less than 1e-8, 2e-8 / 1 is not.
+        for (quantizer, expected) in [(Quantizer::Int4Row, [2, 0, -1]), (Quantizer::Int3G64, [2, 0, -1])] {
+            let (codes, scales) = quantized(quantizer, &[2e-8, 4.9e-9, -1e-8]);
+            assert_eq!(scales, [1e-8]);
+            assert_eq!(levels(decoder(quantizer), &codes, 3).unwrap(), expected);
+        }
+        let (codes, scales) = quantized(Quantizer::Int2Row, &[2e-8, 4.9e-9, -1e-8]);
+        assert_eq!((scales, levels(decoder(Quantizer::Int2Row), &codes, 3).unwrap()), (vec![2e-8], vec![1, 0, 0]));
+    }
+
+    #[test]
+    fn empty_rows_have_no_codes() {
+        for quantizer in QUANTIZERS {
+            let (codes, scales) = quantized(quantizer, &[]);
+            assert!(codes.is_empty(), "{quantizer:?}");
+            assert!(scales.iter().all(|&scale| scale == 1e-8), "{quantizer:?}");
+            let expected = match quantizer {
+                Quantizer::F32 | Quantizer::Int4Grouped { .. } | Quantizer::Int3G64 => 0,
+                Quantizer::Int8Row { .. } | Quantizer::Int4Row | Quantizer::Int2Row => 1,
+            };
+            assert_eq!(scales.len(), expected, "{quantizer:?}");
+            assert!(decoded(decoder(quantizer), &codes, &scales, 0).is_empty());
+        }
+    }
+
+    #[test]
+    fn huge_values_quantize_like_others() {
+        for quantizer in &QUANTIZERS[1..] {
+            let (codes, scales) = quantized(*quantizer, &[f32::MAX, f32::MIN]);
+            let largest = parameters(*quantizer, 2).0 as i8;
+            let levels = levels(decoder(*quantizer), &codes, 2).unwrap();
+            assert_eq!(levels, [largest, -largest], "{quantizer:?}");
+            assert!(scales.iter().all(|scale| scale.is_finite()), "{quantizer:?}");
+        }
+    }
+
+    /// The format's own limit: with f32::MAX / 127 rounded up, 127 steps are more than f32 holds. The float below is safe.
+    #[test]
+    fn the_largest_float_as_int8_decodes_as_infinity() {
+        let int8 = Quantizer::Int8Row { bits: 8 };
+        for (value, finite) in [(f32::MAX, false), (f32::MAX.next_down(), true)] {
+            let (codes, scales) = quantized(int8, &[value]);
+            assert_eq!(decoded(decoder(int8), &codes, &scales, 1)[0].is_finite(), finite);
+        }
+        for quantizer in [Quantizer::Int4Row, Quantizer::Int3G64, Quantizer::Int2Row] {
+            let (codes, scales) = quantized(quantizer, &[f32::MAX]);
+            assert!(decoded(decoder(quantizer), &codes, &scales, 1)[0].is_finite(), "{quantizer:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_format() {
+        for quantizer in QUANTIZERS {
+            let (format, decoder) = (quantizer.format(), decoder(quantizer));
+            assert_eq!(decoder.format(), format);
+            for columns in 0..300 {
+                let bytes = format.code_bytes(1, columns as u64).unwrap();
+                assert_eq!(quantizer.row_code_bytes(columns) as u64, bytes);
+                assert_eq!(decoder.row_code_bytes(columns) as u64, bytes);
+                let scales = format.scales_per_row(columns as u64).unwrap_or(0);
+                assert_eq!(quantizer.row_scales(columns) as u64, scales);
+                assert_eq!(decoder.row_scales(columns) as u64, scales);
+            }
+        }
+        assert_eq!(Quantizer::F32.row_code_bytes(usize::MAX), usize::MAX);
+    }
+
+    #[test]
+    fn formats_without_a_decoder() {
+        assert_eq!(Decoder::new(Format::E8Iq3Lattice), None);
+        assert_eq!(Decoder::new(Format::Mxfp4), None);
+        assert_eq!(Decoder::new(Format::Int4Grouped { group_size: 0 }), None);
+        assert!(Decoder::new(Format::Int4Grouped { group_size: 100 }).is_some());
+    }
+
+    #[test]
+    fn fp8_has_scales_but_no_levels() {
+        let fp8 = Decoder::new(Format::Fp8E4m3B128).unwrap();
+        assert_eq!((fp8.row_code_bytes(129), fp8.row_scales(129)), (129, 2));
+        assert_eq!((fp8.code_range(), levels(fp8, &[0x38; 3], 3)), (None, None));
+        assert!(fp8.padding_ok(&[0xff; 3], 3));
+        let out = decoded(fp8, &[0x38; 129], &[1.5, -2.0], 129);
+        assert_eq!((out[0], out[127], out[128]), (1.5, 1.5, -2.0));
+        let f32 = Decoder::new(Format::F32).unwrap();
+        assert_eq!((f32.code_range(), levels(f32, &[0; 4], 1)), (None, None));
+    }
+
+    #[test]
+    fn storage_holds_one_level_more_than_a_quantizer_emits() {
+        for (format, byte, lowest, range) in [
+            (Format::Int8Row, 0x80, -128, (-127, 127)),
+            (Format::Int4Row, 0x00, -8, (-7, 7)),
+            (Format::Int4Grouped { group_size: 64 }, 0x00, -8, (-7, 7)),
+            (Format::Int3G64, 0x00, -4, (-3, 3)),
+            (Format::Int2Row, 0x00, -2, (-1, 1)),
+        ] {
+            let decoder = Decoder::new(format).unwrap();
+            let codes = vec![byte; decoder.row_code_bytes(1)];
+            assert_eq!(levels(decoder, &codes, 1), Some(vec![lowest]), "{format}");
+            assert_eq!(decoder.code_range(), Some(range), "{format}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes of codes of a row of 5 as int4-row")]
+    fn codes_of_another_length_panic() {
+        Quantizer::Int4Row.quantize_row(&[0.0; 5], &mut [0; 2], &mut [0.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "scales of a row of 65 as int3-g64")]
+    fn scales_of_another_length_panic() {
+        decoder(Quantizer::Int3G64).dequantize_row(&[0; 48], &[1.0], &mut [0.0; 65]);
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes of codes of a row of 4 as int2-row")]
+    fn levels_of_another_length_panic() {
+        decoder(Quantizer::Int2Row).codes_row(&[0; 2], &mut [0; 4]);
+    }
 }

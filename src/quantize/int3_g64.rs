@@ -18,7 +18,7 @@ const QMAX: f32 = 3.0;
 /// What a code exceeds its level by.
 const BIAS: i8 = 4;
 
-/// `row` [I] → `codes` [⌈I/64⌉ · 24], `scales` [⌈I/64⌉].
+/// `row [I]` → `codes [⌈I/64⌉ · 24]`, `scales [⌈I/64⌉]`.
 pub(super) fn quantize(row: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     let groups = row.chunks(GROUP_SIZE).zip(scales).zip(codes.chunks_exact_mut(GROUP_BYTES));
     for ((group, scale), codes) in groups {
@@ -28,7 +28,7 @@ pub(super) fn quantize(row: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     }
 }
 
-/// `codes` [⌈I/64⌉ · 24], `scales` [⌈I/64⌉] → `out` [I].
+/// `codes [⌈I/64⌉ · 24]`, `scales [⌈I/64⌉]` → `out [I]`.
 pub(super) fn dequantize(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     let groups = out.chunks_mut(GROUP_SIZE).zip(scales).zip(codes.chunks_exact(GROUP_BYTES));
     for ((out, &scale), codes) in groups {
@@ -36,7 +36,7 @@ pub(super) fn dequantize(codes: &[u8], scales: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `codes` [⌈I/64⌉ · 24] → `levels` [I], −4 to 3.
+/// `codes [⌈I/64⌉ · 24]` → `levels [I]`, −4 to 3.
 pub(super) fn unpack(codes: &[u8], levels: &mut [i8]) {
     for (levels, codes) in levels.chunks_mut(GROUP_SIZE).zip(codes.chunks_exact(GROUP_BYTES)) {
         levels.copy_from_slice(&unpack_group(codes)[..levels.len()]);
@@ -71,4 +71,78 @@ fn unpack_group(codes: &[u8]) -> [i8; GROUP_SIZE] {
         let high_bit = high[k / 8] >> (k % 8) & 1;
         (low_bits | high_bit << 2).cast_signed() - BIAS
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_of_a_short_row() {
+        let mut codes = [0xaa; 24];
+        let mut scales = [0.0];
+        quantize(&[3.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, -3.0], &mut codes, &mut scales);
+        assert_eq!(scales, [1.0]);
+        // levels 3 0 2 2 0 -2 -2 -3, so u = 7 4 6 6 4 2 2 1
+        let mut expected = [0; 24];
+        expected[0] = 0b10_10_00_11;
+        expected[1] = 0b01_10_10_00;
+        expected[16] = 0b0001_1111;
+        // the padding is u = 4
+        expected[17..].fill(0xff);
+        assert_eq!(codes, expected);
+        assert!(padding_ok(&codes, 8));
+    }
+
+    #[test]
+    fn a_partial_group_counts_what_it_has() {
+        let mut row = [1.0; 65];
+        row[0] = -300.0;
+        row[64] = 0.03;
+        let mut codes = [0; 48];
+        let mut scales = [0.0; 2];
+        quantize(&row, &mut codes, &mut scales);
+        assert_eq!(scales, [100.0, 0.03 / 3.0]);
+        // u = 1, then 63 zeros
+        assert_eq!(codes[..4], [0x01, 0, 0, 0]);
+        assert_eq!(codes[16..24], [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        // u = 7, then padding
+        assert_eq!(codes[24..28], [0x03, 0, 0, 0]);
+        assert_eq!(codes[40..48], [0xff; 8]);
+        let mut out = [0.0; 65];
+        dequantize(&codes, &[2.0, 0.5], &mut out);
+        assert_eq!((out[0], out[1], out[63], out[64]), (-6.0, 0.0, 0.0, 1.5));
+    }
+
+    #[test]
+    fn a_zero_row_is_zero() {
+        let mut codes = [0; 24];
+        let mut scales = [0.0];
+        quantize(&[0.0, -0.0], &mut codes, &mut scales);
+        assert_eq!(scales, [1e-8]);
+        assert_eq!(codes[..16], [0; 16]);
+        assert_eq!(codes[16..], [0xff; 8]);
+    }
+
+    #[test]
+    fn all_codes_survive_at_every_place() {
+        for k in 0..GROUP_SIZE {
+            for level in -4..=3 {
+                let mut levels = [-4; GROUP_SIZE];
+                levels[k] = level;
+                let mut codes = [0xaa; GROUP_BYTES];
+                pack_group(&levels, &mut codes);
+                assert_eq!(unpack_group(&codes), levels);
+                let ones: u32 = codes.iter().map(|byte| byte.count_ones()).sum();
+                assert_eq!(ones, (level + 4).count_ones());
+            }
+        }
+    }
+
+    #[test]
+    fn zero_bytes_are_no_padding() {
+        assert!(!padding_ok(&[0; 24], 63));
+        assert!(padding_ok(&[0; 24], 64));
+        assert!(padding_ok(&[], 0));
+    }
 }

@@ -49,3 +49,78 @@ pub(super) fn dequantize_group(levels: &[i8], scale: f32, out: &mut [f32]) {
         *out = f32::from(level) * scale;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amax_is_the_largest_magnitude() {
+        assert_eq!(amax(&[]).to_bits(), 0);
+        assert_eq!(amax(&[-0.0]).to_bits(), 0);
+        assert_eq!(amax(&[1.0, -3.5, 2.0]), 3.5);
+        let smallest = f32::from_bits(1);
+        assert_eq!(amax(&[-smallest, 0.0]), smallest);
+        assert_eq!(amax(&[f32::MIN, f32::MAX]), f32::MAX);
+    }
+
+    #[test]
+    fn scales_are_quotients_and_at_least_1e_8() {
+        assert_eq!(scale(7.0, 7.0), 1.0);
+        assert_eq!(scale(0.0, 7.0), 1e-8);
+        assert_eq!(scale(f32::from_bits(1), 1.0), 1e-8);
+        assert_eq!(scale(7e-8, 7.0), 7e-8 / 7.0);
+        // a product with 1/7 is another number
+        let amax = 1.3;
+        assert_eq!(scale(amax, 7.0), amax / 7.0);
+        assert_ne!(scale(amax, 7.0), amax * (1.0 / 7.0));
+    }
+
+    #[test]
+    fn halves_go_to_the_even_level() {
+        for (value, expected) in [
+            (0.5, 0),
+            (1.5, 2),
+            (2.5, 2),
+            (3.5, 4),
+            (5.5, 6),
+            (6.5, 6),
+            (-0.5, 0),
+            (-1.5, -2),
+            (-2.5, -2),
+            (-6.5, -6),
+            (0.5_f32.next_up(), 1),
+            (0.5_f32.next_down(), 0),
+            (2.5_f32.next_up(), 3),
+            (1.5_f32.next_down(), 1),
+            (-0.0, 0),
+        ] {
+            assert_eq!(level(value, 1.0, 7.0), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn levels_are_clamped_to_the_storage() {
+        for qmax in [1.0, 3.0, 7.0, 127.0] {
+            assert_eq!(f32::from(level(1e30, 1e-8, qmax)), qmax);
+            assert_eq!(f32::from(level(-1e30, 1e-8, qmax)), -qmax - 1.0);
+            assert_eq!(f32::from(level(qmax, 1.0, qmax)), qmax);
+            assert_eq!(f32::from(level(-qmax, 1.0, qmax)), -qmax);
+        }
+    }
+
+    /// The quotient of the largest element and its scale may round to just above qmax, the level never does: this is why
+    /// the clamp, and the smallest storable level, are out of reach.
+    #[test]
+    fn the_largest_element_has_the_largest_level() {
+        for qmax in [1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 127.0] {
+            // Every 997th float above the smallest scale, through all binades, and the last one.
+            let smallest = (MIN_SCALE * qmax).to_bits();
+            for bits in (smallest..=f32::MAX.to_bits()).step_by(997).chain([f32::MAX.to_bits()]) {
+                let amax = f32::from_bits(bits);
+                let quotient = amax / scale(amax, qmax);
+                assert_eq!(quotient.round_ties_even(), qmax, "{amax:e} over {qmax}");
+            }
+        }
+    }
+}
