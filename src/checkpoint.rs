@@ -9,7 +9,6 @@ mod index;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use crate::config::{CONFIG_FILE, Config};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -59,6 +58,17 @@ pub struct Checkpoint {
     located: HashMap<TensorName, (usize, usize)>,
 }
 
+/// Refusals that a user turned into warnings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Formats that the colibri engine would misread at the shape.
+    pub ambiguous: bool,
+    /// Elements that are NaN or infinite: they count as 0.
+    pub non_finite: bool,
+    /// Missing tensors and files.
+    pub incomplete: bool,
+}
+
 /// A weight of a checkpoint with what it needs.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceTensor<'a> {
@@ -72,7 +82,7 @@ pub struct SourceTensor<'a> {
 
 impl Checkpoint {
     /// Opens a checkpoint for some passes. Shards that hold nothing for them are not opened.
-    pub fn open(directory: &Path, passes: &[Pass]) -> Result<Checkpoint, Faults> {
+    pub fn open(directory: &Path, passes: &[Pass], allowed: Allowed) -> Result<Checkpoint, Faults> {
         let weight_files = weight_files(directory)?;
         if let Some(sign) = CONTAINER_SIGNS.iter().find(|sign| directory.join(sign).exists()) {
             let kind = FaultKind::SourceIsContainer { sign: (*sign).to_owned() };
@@ -91,8 +101,8 @@ impl Checkpoint {
             warnings: index.warnings(),
             located: HashMap::new(),
         };
-        checkpoint.open_shards(&index, passes, &weight_files)?;
-        checkpoint.check(&index, passes)?;
+        checkpoint.open_shards(&index, passes, &weight_files, allowed)?;
+        checkpoint.check(&index, passes, allowed)?;
         Ok(checkpoint)
     }
 
@@ -122,7 +132,13 @@ impl Checkpoint {
 
     /// Opens the shards in which the index places a tensor of the passes or its scales, and every file that the index
     /// does not mention.
-    fn open_shards(&mut self, index: &Index, passes: &[Pass], weight_files: &[String]) -> Result<(), Faults> {
+    fn open_shards(
+        &mut self,
+        index: &Index,
+        passes: &[Pass],
+        weight_files: &[String],
+        allowed: Allowed,
+    ) -> Result<(), Faults> {
         let wanted = |name: &TensorName| {
             let weight = name.as_str().strip_suffix(SCALE_SUFFIX).unwrap_or(name.as_str());
             self.census.role(weight).is_some_and(|role| passes.contains(&role.pass))
@@ -142,7 +158,7 @@ impl Checkpoint {
         for (name, (tensors, is_wanted)) in tensors_of {
             let path = self.directory.join(name);
             let missing = !path.exists();
-            if missing && is_wanted {
+            if missing && is_wanted && !allowed.incomplete {
                 faults.push(Fault::new(Place::file(path), FaultKind::ShardMissing { tensors }));
             } else if missing {
                 unrelated_missing.push(Fault::new(Place::file(path), FaultKind::ShardMissing { tensors }));
@@ -164,9 +180,7 @@ impl Shard {
     fn open(name: &str, path: &Path) -> Result<Shard, Faults> {
         let file = SourceFile::open(path)?;
         let header = Header::read(&file)?;
-        let modified = fs::metadata(path).and_then(|m| m.modified()).ok();
-        let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        let modified_nanoseconds = since.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        let modified_nanoseconds = SourceFile::modified_nanoseconds(path);
         Ok(Shard { name: name.to_owned(), file, header, modified_nanoseconds })
     }
 }

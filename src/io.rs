@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use crate::error::{Fault, FaultKind, Place, Result};
 
@@ -42,6 +43,13 @@ impl SourceFile {
     pub fn bytes_now(&self) -> Result<u64> {
         let metadata = self.file.metadata().map_err(|e| Fault::io("read the size of the file", &self.path, e))?;
         Ok(metadata.len())
+    }
+
+    /// Modification time of a path in nanoseconds since 1970; 0 where the system tells none.
+    pub fn modified_nanoseconds(path: &Path) -> u64 {
+        let modified = fs::metadata(path).and_then(|m| m.modified()).ok();
+        let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        since.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// Fills `buffer` from `offset` on. A file that ends before is [`FaultKind::FileShrank`].

@@ -1,8 +1,10 @@
 //! coliconv: converter, inspector and verifier for colibri containers.
 
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod container;
+pub mod convert;
 pub mod dequantize;
 pub mod error;
 pub mod format;
@@ -12,6 +14,7 @@ pub mod json;
 pub mod limits;
 pub mod quantize;
 pub mod recipe;
+pub mod report;
 pub mod roles;
 pub mod tensor;
 pub mod weights;

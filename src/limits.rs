@@ -24,6 +24,8 @@ pub const MAX_CONFIG_BYTES: u64 = 4 << 20;
 pub const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// Largest manifest or progress file, in bytes.
 pub const MAX_MANIFEST_BYTES: u64 = 512 << 20;
+/// Largest file that is carried along as a small file, in bytes.
+pub const MAX_SMALL_FILE_BYTES: u64 = 128 << 20;
 /// Most hidden layers; the colibri engine refuses more.
 pub const MAX_LAYERS: u64 = 128;
 /// Most routed experts of a layer; the colibri engine refuses more.

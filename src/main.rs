@@ -1,3 +1,7 @@
-//! The `coliconv` program.
+//! The `coliconv` program: see [`coliconv::cli`].
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    coliconv::cli::main()
+}

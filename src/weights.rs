@@ -168,13 +168,14 @@ impl Weights for Checkpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Allowed;
     use crate::roles::Pass;
     use std::path::Path;
 
     #[test]
     fn rows_of_a_checkpoint_are_the_same_by_both_ways() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
-        let checkpoint = Checkpoint::open(&directory, &Pass::ALL).unwrap();
+        let checkpoint = Checkpoint::open(&directory, &Pass::ALL, Allowed::default()).unwrap();
         for name in ["model.layers.4.self_attn.q_b_proj.weight", "lm_head.weight", "model.norm.weight"] {
             let matrix = checkpoint.load(name).unwrap();
             let source = SourceRows::new(checkpoint.tensor(name).unwrap()).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::{Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX};
+use super::{Allowed, Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::roles::{Census, Pass};
@@ -63,13 +63,13 @@ fn fit(name: &str, census: &Census, config: &Config) -> Fit {
 }
 
 impl Checkpoint {
-    pub(super) fn check(&mut self, index: &Index, passes: &[Pass]) -> Result<(), Faults> {
+    pub(super) fn check(&mut self, index: &Index, passes: &[Pass], allowed: Allowed) -> Result<(), Faults> {
         let mut faults = Vec::new();
         self.locate(index, &mut faults);
         // While names are in doubt, everything that follows would only repeat it.
         Faults::check(std::mem::take(&mut faults))?;
         self.check_names(index, &mut faults);
-        self.check_census(index, passes, &mut faults);
+        self.check_census(index, passes, allowed, &mut faults);
         for (name, role) in self.weights(&Pass::ALL) {
             self.check_tensor(name, &role.shape, &mut faults);
         }
@@ -148,12 +148,16 @@ impl Checkpoint {
     }
 
     /// Everything that config.json asks for is there, of the wanted passes and of those that the index knows.
-    fn check_census(&mut self, index: &Index, passes: &[Pass], faults: &mut Vec<Fault>) {
-        let absent =
-            self.census.absent(&|name| self.located.contains_key(name) || index.file_of(name.as_str()).is_some());
+    fn check_census(&mut self, index: &Index, passes: &[Pass], allowed: Allowed, faults: &mut Vec<Fault>) {
+        let on_disk = |file: &str| self.directory.join(file).exists();
+        let absent = self.census.absent(&|name| {
+            self.located.contains_key(name)
+                || index.file_of(name.as_str()).is_some_and(|file| !allowed.incomplete || on_disk(file))
+        });
+        let target = if allowed.incomplete { &mut self.warnings } else { &mut *faults };
         for fault in absent.faults {
             let place = Place { file: Some(self.directory.clone()), ..fault.place };
-            faults.push(Fault { place, kind: fault.kind });
+            target.push(Fault { place, kind: fault.kind });
         }
         for &pass in &absent.passes {
             let what = match pass {

@@ -74,6 +74,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::DestinationUsed { .. } | K::OtherParameters { .. } | K::OtherSource { .. } | K::OutputExists => {
             "choose another, empty directory; nothing existing is overwritten".into()
         }
+        K::PassUnfinished { .. } => "run the command of that pass again first, or both passes together".into(),
         K::OutputChanged { .. } => "move the damaged file away and run again: it is written anew".into(),
         K::SameDirectory | K::SameFile { .. } | K::DestinationIsFile => {
             "choose another directory for the container".into()

@@ -202,10 +202,11 @@ pub enum FaultKind {
     EmptyPass { pass: &'static str, reason: String },
     #[error("{name} is not available in this version")]
     NotAvailable { name: &'static str },
-    #[error("{left} and {right} exclude each other")]
-    FlagConflict { left: &'static str, right: &'static str },
     #[error("the container would break a limit of the colibri engine: {found} {}, at most {limit}", what)]
     EngineLimit { what: &'static str, found: u64, limit: u64 },
+
+    #[error("the file has {found} bytes and is not carried along; small files have at most {limit}")]
+    NotCarried { limit: u64, found: u64 },
 
     // ---- destination -------------------------------------------------------------------------------------------
     #[error("source and destination are the same directory")]
@@ -218,6 +219,8 @@ pub enum FaultKind {
     DestinationUsed { found: Vec<String> },
     #[error("the {pass} pass of this container was made with other parameters: {parameter} was {found}, now {wanted}")]
     OtherParameters { pass: &'static str, parameter: String, found: String, wanted: String },
+    #[error("the {pass} pass of this container was begun and is not finished")]
+    PassUnfinished { pass: &'static str },
     #[error("this container was made from another source: {what}")]
     OtherSource { what: String },
     #[error(

@@ -1,0 +1,196 @@
+//! The command line: the only place that prints.
+//!
+//! Data go to stdout, everything else to stderr. Exit code 0: done, or the verdict is good; 1: it ran and the answer is no;
+//! 2: it could not run.
+
+mod convert;
+mod progress;
+mod size;
+mod text;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde::Serialize;
+
+use crate::error::{Fault, FaultKind, Faults, Place};
+use crate::limits;
+use crate::report::{Finding, Refusal, Severity};
+
+/// Converts, inspects and verifies colibri containers of GLM-5.2.
+#[derive(Debug, Parser)]
+#[command(name = "coliconv", version, max_term_width = 100, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Convert an FP8 or BF16 checkpoint to a container
+    Convert(Box<convert::Arguments>),
+    #[command(flatten)]
+    Later(Later),
+}
+
+/// Commands that are planned: refused by name until they are there.
+#[derive(Debug, Subcommand)]
+enum Later {
+    /// Not available in this version
+    Generate(Anything),
+    /// Not available in this version
+    Score(Anything),
+    /// Not available in this version
+    Repair(Anything),
+    /// Not available in this version
+    Repack(Anything),
+    /// Not available in this version
+    Publish(Anything),
+    /// Not available in this version
+    Pipeline(Anything),
+    /// Not available in this version
+    Devices(Anything),
+}
+
+/// Any arguments: the command is refused before they are looked at.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+struct Anything {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    _arguments: Vec<String>,
+}
+
+impl Later {
+    fn name(&self) -> &'static str {
+        match self {
+            Later::Generate(_) => "`coliconv generate`",
+            Later::Score(_) => "`coliconv score`",
+            Later::Repair(_) => "`coliconv repair`",
+            Later::Repack(_) => "`coliconv repack`",
+            Later::Publish(_) => "`coliconv publish`",
+            Later::Pipeline(_) => "`coliconv pipeline`",
+            Later::Devices(_) => "`coliconv devices`",
+        }
+    }
+}
+
+/// How a command talks.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Talk {
+    /// Print one JSON document on stdout
+    #[arg(long)]
+    pub json: bool,
+    /// No progress
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// Parses the command line, runs the command, and tells how it ended.
+pub fn main() -> ExitCode {
+    let cli = match Cli::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    match cli.command {
+        Command::Convert(arguments) => convert::main(*arguments),
+        Command::Later(later) => refuse(&not_available(later.name()).into(), false),
+    }
+}
+
+/// A refusal of something that is planned but not there.
+pub(crate) fn not_available(name: &'static str) -> Fault {
+    Fault::new(Place::default(), FaultKind::NotAvailable { name })
+}
+
+/// Prints what clap has to say, and how upstream's spellings are called here.
+fn usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    let argument = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) if error.kind() == ErrorKind::UnknownArgument => argument.as_str(),
+        _ => "",
+    };
+    let hint = match argument.split(['=', ' ']).next().unwrap_or_default() {
+        "--indir" | "--model" | "--repo" => {
+            "the checkpoint is the first argument: coliconv convert CHECKPOINT CONTAINER"
+        }
+        "--outdir" => "the container is the second argument: coliconv convert CHECKPOINT CONTAINER",
+        "--workers" | "-j" => "--threads N",
+        "--n-layers" => "the number of layers is read from config.json",
+        "--min-free-gb" => "the space that is needed is computed and checked; --dry-run prints it",
+        "-g" => "--group-size N",
+        _ => "",
+    };
+    if !hint.is_empty() {
+        let _ = writeln!(io::stderr(), "hint: {hint}");
+    }
+    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+}
+
+/// Writes to stdout. A reader that has gone away is no error.
+pub(crate) fn print(text: &str) -> ExitCode {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot write to standard output: {e}");
+            ExitCode::from(2)
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Prints a report as JSON.
+pub(crate) fn print_json<T: Serialize>(report: &T) -> ExitCode {
+    print(&format!("{}\n", serde_json::to_string_pretty(report).expect("reports are plain data")))
+}
+
+/// Writes to stderr, where nobody minds when it fails.
+pub(crate) fn tell(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Tells why a command could not run; exit code 2.
+pub(crate) fn refuse(faults: &Faults, json: bool) -> ExitCode {
+    let findings: Vec<Finding> = faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect();
+    tell(&findings_text(&findings));
+    if json {
+        print_json(&Refusal { refused: findings });
+    }
+    ExitCode::from(2)
+}
+
+/// Findings a line each, the first of them, with each hint once.
+pub(crate) fn findings_text(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings.iter().take(limits::MAX_PRINTED_FINDINGS) {
+        text += &format!("{}: {}\n", finding.severity.name(), finding.line());
+    }
+    if let Some(more @ 1..) = findings.len().checked_sub(limits::MAX_PRINTED_FINDINGS) {
+        text += &format!("… and {more} more ({} in all)\n", findings.len());
+    }
+    let mut hints: Vec<&str> = Vec::new();
+    for hint in findings.iter().filter_map(|finding| finding.hint.as_deref()) {
+        if !hints.contains(&hint) {
+            hints.push(hint);
+            text += &format!("hint: {hint}\n");
+        }
+    }
+    text
+}
+
+/// Tells what was accepted although it is odd.
+pub(crate) fn warn(faults: &[Fault]) {
+    let findings: Vec<Finding> = faults.iter().map(|fault| Finding::new(Severity::Warning, fault)).collect();
+    tell(&findings_text(&findings));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

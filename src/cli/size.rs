@@ -1,0 +1,57 @@
+//! Sizes on the command line and in text.
+
+/// Parses `512M`: a whole number with K, M or G (1024 each).
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.strip_suffix(['K', 'k']).map(|d| (d, 1 << 10)) {
+        Some(found) => found,
+        None => match text.strip_suffix(['M', 'm']).map(|d| (d, 1 << 20)) {
+            Some(found) => found,
+            None => text.strip_suffix(['G', 'g']).map_or((text, 1), |d| (d, 1 << 30)),
+        },
+    };
+    let number: u64 = digits.parse().map_err(|_| "expected a whole number with K, M or G (1024)".to_owned())?;
+    number.checked_mul(factor).ok_or_else(|| "does not fit in 64 bits".to_owned())
+}
+
+/// `12,345,678`
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `419.3 GB`: decimal units, as disks and repositories are measured.
+pub(crate) fn human(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "kB", "MB", "GB"] {
+        if value < 1000.0 || unit == "GB" {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1000.0;
+    }
+    unreachable!("GB takes every value")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_written() {
+        assert_eq!(parse("12"), Ok(12));
+        assert_eq!(parse("3K"), Ok(3072));
+        assert_eq!(parse("2g"), Ok(2 << 30));
+        assert!(parse("1.5G").is_err() && parse("G").is_err() && parse("-1").is_err());
+        assert!(parse("99999999999G").is_err());
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(human(999), "999 B");
+        assert_eq!(human(419_300_000_000), "419.3 GB");
+    }
+}

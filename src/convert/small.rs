@@ -1,0 +1,93 @@
+//! The small files of a container: config.json, tokenizer and whatever else the checkpoint carries.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::{INDEX_FILE, weight_files};
+use crate::config::CONFIG_FILE;
+use crate::container::manifest::MANIFEST_FILE;
+use crate::error::{Fault, FaultKind, Place, Result, escaped};
+use crate::io::{TEMPORARY_SUFFIX, read_small};
+use crate::json::Object;
+use crate::limits;
+
+/// Key of config.json that describes the source's quantization, not the container's.
+const QUANTIZATION_KEY: &str = "quantization_config";
+
+/// Endings of files that hold weights or unfinished downloads.
+const NOT_CARRIED: [&str; 10] =
+    [".safetensors", ".bin", ".pt", ".pth", ".gguf", ".incomplete", ".part", ".tmp", ".lock", TEMPORARY_SUFFIX];
+
+/// A small file to carry along.
+#[derive(Debug, Clone)]
+pub struct SmallFile {
+    /// Its name.
+    pub name: String,
+    /// Its size in the container.
+    pub bytes: u64,
+    /// Whether the container has it already.
+    pub present: bool,
+    source: PathBuf,
+    rewrite: bool,
+}
+
+impl SmallFile {
+    /// What the container is to hold.
+    pub fn contents(&self) -> Result<Vec<u8>> {
+        let bytes = read_small(&self.source, limits::MAX_SMALL_FILE_BYTES)?;
+        if self.rewrite { without_quantization(&self.source, &bytes) } else { Ok(bytes) }
+    }
+}
+
+/// The small files of a checkpoint, by name, as they go into a container; what is left behind is told in `warnings`.
+pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Fault>) -> Result<Vec<SmallFile>> {
+    let weights = weight_files(source)?;
+    let failed = |e| Fault::io("list the directory", source, e);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(source).map_err(failed)? {
+        let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
+        let path = source.join(&name);
+        // Snapshots of a download cache are links to files elsewhere: what counts is what they lead to.
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        let reserved = name == INDEX_FILE || name == MANIFEST_FILE || name.starts_with('.');
+        let ending = NOT_CARRIED.iter().any(|ending| name.ends_with(ending));
+        if !metadata.is_file() || reserved || ending || weights.contains(&name) {
+            continue;
+        }
+        if metadata.len() > limits::MAX_SMALL_FILE_BYTES {
+            let kind = FaultKind::NotCarried { limit: limits::MAX_SMALL_FILE_BYTES, found: metadata.len() };
+            warnings.push(Fault::new(Place::file(path), kind));
+            continue;
+        }
+        let rewrite = name == CONFIG_FILE && !bare;
+        let present = container.join(&name).exists();
+        let mut file = SmallFile { name, bytes: metadata.len(), present, source: path, rewrite };
+        if rewrite {
+            file.bytes = file.contents()?.len() as u64;
+        }
+        files.push(file);
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    for (name, consequence) in [
+        ("tokenizer.json", "the container cannot be published, and nothing can be tokenized"),
+        ("generation_config.json", "the container cannot be published, and stop ids come from config.json alone"),
+    ] {
+        if !files.iter().any(|file| file.name == name) {
+            let kind = FaultKind::SmallFileMissing { consequence };
+            warnings.push(Fault::new(Place::file(source.join(name)), kind));
+        }
+    }
+    Ok(files)
+}
+
+/// config.json without its description of the source's quantization; every other value byte for byte.
+fn without_quantization(path: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
+    let syntax = |message: String| Fault::new(Place::file(path), FaultKind::JsonSyntax { message });
+    let text = std::str::from_utf8(bytes).map_err(|e| syntax(e.to_string()))?;
+    let mut object = Object::parse(text).map_err(|e| syntax(e.to_string()))?;
+    if let Some(key) = object.duplicates().first() {
+        return Err(syntax(format!("`{}` appears twice", escaped(key))));
+    }
+    object.0.retain(|(key, _)| key != QUANTIZATION_KEY);
+    Ok(object.to_text().into_bytes())
+}
