@@ -204,15 +204,18 @@ impl Shards {
         self.entry(from).0 = to.to_owned();
     }
 
-    /// Moves a tensor to the end of another file, which is made if there is none of that name.
+    /// Moves a tensor to another file, as [`Shards::add`] does.
     pub fn move_to(&mut self, name: &str, file: &str) {
         let tensor = self.remove(name);
         self.add(file, name, tensor);
     }
 
-    /// Adds a tensor to the end of a file, which is made if there is none of that name; a second one of the same name, too.
+    /// Adds a tensor to a file, which is made if there is none of that name; a second one of the same name, too. It goes
+    /// before the tensors of narrower elements, so that everything stays aligned.
     pub fn add(&mut self, file: &str, name: &str, tensor: Tensor) {
-        self.shard(file).tensors.push((name.to_owned(), tensor));
+        let tensors = &mut self.shard(file).tensors;
+        let narrower = tensors.iter().position(|(_, other)| other.dtype.bits() < tensor.dtype.bits());
+        tensors.insert(narrower.unwrap_or(tensors.len()), (name.to_owned(), tensor));
     }
 
     /// Changes a key of config.json, in an object of it by `object.key`; `null` removes it.

@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use coliconv::checkpoint::{INDEX_FILE, SCALE_BLOCK, SCALE_SUFFIX};
+use coliconv::checkpoint::{INDEX_FILE, SCALE_BLOCK, SCALE_SUFFIX, weight_files};
 use coliconv::config::{CONFIG_FILE, Config, GENERATION_CONFIG_FILE, MODEL_TYPE};
 use coliconv::header::{self, StoredTensor};
 use coliconv::roles::{Census, Pass, Role};
@@ -182,6 +182,9 @@ impl Synthetic {
         let text = self.config_text();
         let config = Config::parse(Path::new(CONFIG_FILE), text.as_bytes())?;
         fs::create_dir_all(directory)?;
+        if weight_files(directory).is_ok() {
+            return Err(format!("{} holds weights already", directory.display()).into());
+        }
         let shards = self.shard_plan(self.weight_plan(&config));
         let mut made = Made { shards: shards.len(), weights: 0, entries: 0, tensor_bytes: 0, file_bytes: 0 };
         let mut weight_map = BTreeMap::new();
