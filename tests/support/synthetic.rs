@@ -142,7 +142,7 @@ impl Synthetic {
         Synthetic { optional: true, ..self }
     }
 
-    /// Adds an indexer to the MTP layer, which no pass converts; GLM-5.2 has it.
+    /// Adds an indexer to the MTP layer, which no pass converts; GLM-5.2 is reported to have as many weights as with it.
     pub fn mtp_indexer(self) -> Synthetic {
         Synthetic { mtp_indexer: true, ..self }
     }
