@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use coliconv::checkpoint::Checkpoint;
+use coliconv::checkpoint::{Allowed, Checkpoint};
 use coliconv::config::IndexerType;
 use coliconv::roles::{Class, Pass};
 use support::synthetic::Synthetic;
@@ -20,7 +20,8 @@ fn a_checkpoint_of_756_gigabytes_opens() {
     assert_eq!((made.weights, made.entries), (59_585, 118_630));
     assert_eq!(made.tensor_bytes, 755_541_661_376);
 
-    let checkpoint = Checkpoint::open(directory.path(), &Pass::ALL).unwrap_or_else(|faults| panic!("{faults}"));
+    let checkpoint =
+        Checkpoint::open(directory.path(), &Pass::ALL, Allowed::default()).unwrap_or_else(|faults| panic!("{faults}"));
     assert!(checkpoint.warnings.is_empty(), "{:?}", checkpoint.warnings);
     assert_eq!(checkpoint.shards.len(), 141);
     assert_eq!(checkpoint.shards.iter().map(|shard| shard.header.tensors().len()).sum::<usize>(), made.entries);

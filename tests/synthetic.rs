@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use coliconv::checkpoint::{Checkpoint, SCALE_SUFFIX};
+use coliconv::checkpoint::{Allowed, Checkpoint, SCALE_SUFFIX};
 use coliconv::error::Faults;
 use coliconv::roles::Pass;
 use coliconv::tensor::Dtype;
@@ -17,7 +17,7 @@ use support::synthetic::{Kind, Scales, Synthetic, small_config};
 use tempfile::TempDir;
 
 fn open(directory: &Path) -> Result<Checkpoint, Faults> {
-    Checkpoint::open(directory, &Pass::ALL)
+    Checkpoint::open(directory, &Pass::ALL, Allowed::default())
 }
 
 /// Opens a checkpoint about which nothing is odd.
