@@ -3,5 +3,6 @@
 pub mod layout;
 pub mod manifest;
 pub mod progress;
+pub mod resolve;
 pub mod stamps;
 pub mod writer;

@@ -83,6 +83,28 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Locked => "wait for it to end".into(),
         K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),
         K::EmptyPass { .. } => "leave the pass out, or give a checkpoint that has these weights".into(),
+        K::StoredBytes { fitting, .. } if !fitting.is_empty() => format!("these bytes would fit {}", listed(fitting)),
+        K::NoFormat { .. } | K::StoredBytes { .. } => {
+            "the tensor is damaged, or config.json is of another model".into()
+        }
+        K::Ambiguous { .. } => "a manifest or a stamp would say which it is".into(),
+        K::EngineMisreads { .. } => "convert again with a group size that is read correctly".into(),
+        K::StampMismatch { .. } | K::StampUnknown { .. } => "convert again: the engine opens no such container".into(),
+        K::StoredDtype { found: crate::tensor::Dtype::F16, .. } => {
+            "F16 scales have the byte count of twice the group size and would be misread silently".into()
+        }
+        K::NumberingGap { .. } | K::ManifestFileMissing => "download or convert the missing files".into(),
+        K::ManifestFileSize { .. } | K::FileHash { .. } | K::TensorChecksum { .. } => {
+            "the file has changed since it was converted: download or convert it again".into()
+        }
+        K::ConversionUnfinished => "run the same convert command again to finish it".into(),
+        K::StaleQuantization { .. } => {
+            "remove `quantization_config` from config.json: the weights are no longer FP8".into()
+        }
+        K::HeadHalfZero { .. } => {
+            "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
+        }
+        K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
         _ => return None,
     };
     Some(text)
