@@ -319,6 +319,8 @@ pub enum FaultKind {
     NotTheSource { count: u64, row: u64, column: u64, expected: f32, found: f32, half_step: f32 },
     #[error("the source has no such tensor")]
     NotInSource,
+    #[error("the format is not known, so there are no values")]
+    FormatUnknown,
     #[error("{format} cannot be decoded yet")]
     NotDecoded { format: Format },
 }
