@@ -12,6 +12,7 @@ pub mod header;
 pub mod io;
 pub mod json;
 pub mod limits;
+pub mod payload;
 pub mod quantize;
 pub mod recipe;
 pub mod report;
