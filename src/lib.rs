@@ -9,6 +9,7 @@ pub mod dequantize;
 pub mod error;
 pub mod format;
 pub mod header;
+pub mod inspect;
 pub mod io;
 pub mod json;
 pub mod limits;

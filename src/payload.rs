@@ -7,7 +7,7 @@ use crate::error::{Fault, FaultKind, Place, Result, Severity};
 use crate::format::Format;
 use crate::limits;
 use crate::tensor::TensorName;
-use crate::weights::{ContainerRows, StoredRows};
+use crate::weights::{ContainerRows, ReadBuffer, Rows, RowsBuffer, SourceRows, StoredRows};
 
 /// How often something was seen, and where first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,10 +67,13 @@ pub struct Scan {
 
 impl Scan {
     fn new(rows: &ContainerRows<'_>) -> Scan {
-        let has_levels = rows.decoder().code_range().is_some();
+        Scan::empty(rows.columns, rows.decoder().code_range().is_some())
+    }
+
+    fn empty(columns: u64, has_levels: bool) -> Scan {
         Scan {
             rows: 0,
-            columns: rows.columns,
+            columns,
             min: f32::INFINITY,
             max: f32::NEG_INFINITY,
             sum: 0.0,
@@ -231,6 +234,61 @@ fn scan_block(rows: &ContainerRows<'_>, first: u64, count: u64, buffers: &mut Bu
     }
     scan.rows = count;
     Ok(scan)
+}
+
+/// Scans the values of a source weight; it has neither levels nor scales of its own.
+pub fn scan_source(rows: &SourceRows<'_>) -> Result<Scan> {
+    let step = (limits::BLOCK_SOURCE_BYTES / rows.row_bytes().max(1)).max(1);
+    let starts: Vec<u64> = (0..rows.rows).step_by(step as usize).collect();
+    let blocks: Vec<Result<Scan>> = starts
+        .into_par_iter()
+        .map_init(Default::default, |(buffer, values): &mut (ReadBuffer, Vec<f32>), first| {
+            let count = step.min(rows.rows - first);
+            let mut scan = Scan { rows: count, ..Scan::empty(rows.columns, false) };
+            values.resize(rows.columns as usize, 0.0);
+            rows.read(first, count, buffer)?;
+            for row in first..first + count {
+                rows.row(buffer, first, row, values);
+                scan.values(row, values);
+            }
+            Ok(scan)
+        })
+        .collect();
+    let mut whole = Scan::empty(rows.columns, false);
+    for block in blocks {
+        whole.join(block?);
+    }
+    Ok(whole)
+}
+
+/// How many values of a weight fall into each of `bins` equal steps from `min` to `max`.
+pub fn histogram(rows: &Rows<'_>, min: f32, max: f32, bins: usize) -> Result<Vec<u64>> {
+    let (count, columns) = rows.dims();
+    let width = (f64::from(max) - f64::from(min)).max(f64::MIN_POSITIVE);
+    let step = (limits::BLOCK_SOURCE_BYTES / rows.row_bytes().max(1)).max(1);
+    let starts: Vec<u64> = (0..count).step_by(step as usize).collect();
+    let blocks: Vec<Result<Vec<u64>>> = starts
+        .into_par_iter()
+        .map_init(Default::default, |(buffer, values): &mut (RowsBuffer, Vec<f32>), first| {
+            let mut counts = vec![0; bins];
+            values.resize(columns as usize, 0.0);
+            let some = step.min(count - first);
+            rows.read(first, some, buffer)?;
+            for row in first..first + some {
+                rows.row(buffer, first, row, values);
+                for value in values.iter().filter(|value| value.is_finite()) {
+                    let bin = (f64::from(*value) - f64::from(min)) / width * bins as f64;
+                    counts[(bin as usize).min(bins - 1)] += 1;
+                }
+            }
+            Ok(counts)
+        })
+        .collect();
+    let mut total = vec![0; bins];
+    for block in blocks {
+        total.iter_mut().zip(block?).for_each(|(total, more)| *total += more);
+    }
+    Ok(total)
 }
 
 /// What a scan says about a weight at `place`.

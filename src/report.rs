@@ -1,5 +1,7 @@
 //! The JSON documents that commands print with `--json`. `schemas/` is generated from these types.
 
+pub mod inspect;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

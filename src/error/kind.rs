@@ -28,6 +28,8 @@ pub enum FaultKind {
     NotFound,
     #[error("not a directory")]
     NotADirectory,
+    #[error("cannot start threads: {message}")]
+    Threads { message: String },
 
     // ---- safetensors header ------------------------------------------------------------------------------------
     #[error("the file has {file_bytes} bytes, too few for a safetensors header")]
@@ -207,6 +209,14 @@ pub enum FaultKind {
 
     #[error("the file has {found} bytes and is not carried along; small files have at most {limit}")]
     NotCarried { limit: u64, found: u64 },
+
+    // ---- queries ------------------------------------------------------------------------------------------------
+    #[error("no tensor matches `{}`", escaped(glob))]
+    NothingMatches { glob: String },
+    #[error("{} is no class; classes are io, x, sh, o, kvb, attn, dmlp, f32, mtp, indexer", escaped(found))]
+    UnknownClass { found: String },
+    #[error("there is no row {row}: the tensor has {rows}")]
+    NoSuchRow { row: u64, rows: u64 },
 
     // ---- destination -------------------------------------------------------------------------------------------
     #[error("source and destination are the same directory")]
