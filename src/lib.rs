@@ -1,5 +1,6 @@
 //! coliconv: converter, inspector and verifier for colibri containers.
 
+pub mod backend;
 pub mod checkpoint;
 pub mod config;
 pub mod dequantize;
@@ -9,7 +10,9 @@ pub mod header;
 pub mod io;
 pub mod json;
 pub mod limits;
+pub mod model;
 pub mod quantize;
+pub mod reference;
 pub mod roles;
 pub mod tensor;
 pub mod weights;

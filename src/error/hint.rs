@@ -82,6 +82,17 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Locked => "wait for it to end".into(),
         K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),
         K::EmptyPass { .. } => "leave the pass out, or give a checkpoint that has these weights".into(),
+        K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
+        K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
+        K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
+        K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
+        K::ReferenceMissing { .. } | K::ReferenceValue { .. } | K::ReferenceCount { .. } => {
+            "`coliconv verify --write-reference` writes such a file".into()
+        }
+        K::ReferenceAnonymous { .. } => "make sure that it was made from this very model".into(),
+        K::ReferenceFingerprint { .. } => {
+            "config.json or tokenizer.json differ: take the reference that belongs to this model".into()
+        }
         _ => return None,
     };
     Some(text)
