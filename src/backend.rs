@@ -2,7 +2,7 @@
 //!
 //! A backend holds weights, which are uploaded once in their stored format, and rows of activations, which stay on the
 //! device between operations. The model ([`crate::model`]) composes the operations; what an operation means is written
-//! here, and [`reference`] is the plain version of it that every other backend is judged by.
+//! here, and [`mod@reference`] is the plain version of it that every other backend is judged by.
 //!
 //! - Shapes: [n, w] are n rows (tokens) of w f32 values. A weight [O, I] has O output features (rows) of I inputs.
 //! - Every row is computed by itself: results never depend on how rows are batched or chunked, nor on the number of
@@ -242,6 +242,6 @@ pub trait Backend: Sync {
     /// Σ over the chosen experts of weight · down(swiglu(gate x, up x)).
     fn experts(&self, experts: &Self::Experts, choice: &Self::Choice, x: &Self::Rows) -> Result<Self::Rows>;
 
-    /// What the output head [V, w] says after each row; `asked` [n] are ids whose logits are wanted too.
+    /// What the output head [V, w] says after each row; `asked [n]` are ids whose logits are wanted too.
     fn predict(&self, head: &Self::Weight, x: &Self::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>>;
 }

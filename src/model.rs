@@ -17,6 +17,8 @@ mod load;
 pub mod mlp;
 pub mod moe_router;
 pub mod mtp;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod tokenizer;
 
 use crate::backend::{Backend, Prediction};
@@ -110,7 +112,7 @@ impl<'b, B: Backend> Model<'b, B> {
         Ok(x)
     }
 
-    /// What the model says after each row of [`Model::forward`]: x [n, d], `asked` [n].
+    /// What the model says after each row of [`Model::forward`]: x [n, d], `asked [n]`.
     pub fn predict(&self, x: &B::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
         finite(self.head.predict(self.backend, &self.embedding, x, asked)?)
     }
@@ -184,5 +186,103 @@ fn finite(predictions: Vec<Prediction>) -> Result<Vec<Prediction>> {
     match predictions.iter().position(|prediction| !prediction.log_sum_exp.is_finite()) {
         Some(row) => Err(Fault::new(Place::default(), FaultKind::LogitsNotFinite { row })),
         None => Ok(predictions),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::testing::{Synthetic, TOKENS, assert_close, blocks, pieces, whole};
+    use super::*;
+    use crate::backend::reference::Reference;
+
+    fn text_ids() -> Vec<u32> {
+        serde_json::from_value(blocks()["text"]["ids"].clone()).unwrap()
+    }
+
+    #[test]
+    fn logits_are_those_of_transformers_in_any_pieces() {
+        let backend = Reference::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let ids = text_ids();
+        let logits = |pieces: &[std::ops::Range<usize>]| -> Vec<f32> {
+            let mut cache = model.cache(None).unwrap();
+            let mut logits = Vec::new();
+            for piece in pieces {
+                let x = model.forward(&mut cache, &ids[piece.clone()]).unwrap();
+                logits.extend(backend.read(&model.logits(&x).unwrap()).unwrap());
+            }
+            assert_eq!(cache.len(), ids.len());
+            logits
+        };
+        let at_once = logits(&whole());
+        assert_close(&at_once, &blocks()["text"]["logits"]);
+        for seed in 0..8 {
+            assert_eq!(logits(&pieces(TOKENS, seed)), at_once);
+        }
+    }
+
+    #[test]
+    fn sparse_attention_begins_beyond_index_topk() {
+        let backend = Reference::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let bare = Synthetic::new(json!({})).only(|name| !name.contains("indexer"));
+        let dense = Model::load(&bare, &backend).unwrap();
+        let ids = text_ids();
+        let sparse = model.teacher_forced(&ids, None).unwrap();
+        let all = model.teacher_forced(&ids, Some(TOKENS as u64)).unwrap();
+        assert_eq!(sparse[..4], all[..4]);
+        assert_ne!(sparse[4..], all[4..]);
+        assert_eq!(dense.teacher_forced(&ids, None).unwrap(), all);
+        assert!(all[..TOKENS - 1].iter().all(|p| p.logprob().is_some()) && all[TOKENS - 1].asked.is_none());
+    }
+
+    #[test]
+    fn a_part_that_is_there_must_be_whole() {
+        let backend = Reference::default();
+        let load = |present| Model::load(&Synthetic::new(json!({})).only(present), &backend);
+        assert!(load(|_| true).unwrap().has_mtp());
+        let bare = load(|name| !name.contains("layers.4.")).unwrap();
+        assert!(!bare.has_mtp());
+        assert_eq!(bare.drafts(&[1, 2], None).unwrap_err().to_string(), "the model has no MTP head");
+        let missing = |present| load(present).err().unwrap().to_string();
+        for (name, message) in [
+            (missing(|name| name != "model.layers.4.hnorm.weight"), "model.layers.4.hnorm.weight"),
+            (
+                missing(|name| !name.contains("layers.2.self_attn.indexer")),
+                "model.layers.2.self_attn.indexer.wq_b.weight",
+            ),
+            (missing(|name| !name.contains("experts.7.up_proj")), "model.layers.1.mlp.experts.7.up_proj.weight"),
+        ] {
+            assert!(name.contains(message) && name.contains("the tensor is missing"), "{name}");
+        }
+    }
+
+    #[test]
+    fn ids_are_checked_and_an_error_leaves_the_cache_as_it_was() {
+        let backend = Reference::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let mut cache = model.cache(None).unwrap();
+        model.forward(&mut cache, &[1, 2]).unwrap();
+        let message = |result: Result<Vec<Prediction>>| result.unwrap_err().to_string();
+        assert_eq!(message(model.teacher_forced(&[1, 40], None)), "token id 40 is not below vocab_size 40");
+        assert_eq!(message(model.teacher_forced(&[], None)), "there is no token to start from");
+        assert!(model.forward(&mut cache, &[u32::MAX]).is_err());
+        assert_eq!(cache.len(), 2);
+        assert!(model.greedy(&[], 1, None).is_err());
+        assert!(model.greedy(&[1], 0, None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn tied_embeddings_take_the_heads_place() {
+        let backend = Reference::default();
+        let tied = Synthetic::new(json!({"tie_word_embeddings": true})).only(|name| name != "lm_head.weight");
+        let model = Model::load(&tied, &backend).unwrap();
+        let x = backend.write(&[1.0; 24], 24).unwrap();
+        let logits = backend.read(&model.logits(&x).unwrap()).unwrap();
+        let normalized = model.head.normalized(&backend, &x).unwrap();
+        let expected = backend.read(&backend.matmul(model.embedding.table(), &normalized).unwrap()).unwrap();
+        assert_eq!(logits, expected);
     }
 }

@@ -103,3 +103,79 @@ fn rope(config: &Config) -> Rope {
     };
     Rope { frequencies: (0..config.qk_rope_head_dim / 2).map(frequency).collect() }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::kv_cache::KvCache;
+    use super::super::testing::{Synthetic, TOKENS, assert_close, blocks, input, pieces, whole};
+    use super::*;
+    use crate::backend::reference::Reference;
+    use crate::weights::Weights;
+
+    /// Attention of layer 0 over the input in pieces: its output and the positions it looked at.
+    fn attention(topk: usize, pieces: &[std::ops::Range<usize>]) -> (Vec<f32>, Vec<Option<Vec<usize>>>) {
+        let backend = Reference::default();
+        let weights = Synthetic::new(json!({}));
+        let module = AttentionMla::load(&Loader::new(&weights, &backend), 0, true).unwrap();
+        let mut cache = KvCache::new(&backend, weights.config(), topk).unwrap();
+        let x = input(&backend, "input.attention", weights.config().hidden_size);
+        let (mut output, mut chosen) = (Vec::new(), Vec::new());
+        for piece in pieces {
+            let x = backend.slice(&x, piece.clone(), 0..backend.shape(&x).1).unwrap();
+            let mut selection = None;
+            let out = module.forward(&backend, &x, &mut cache.layers_mut()[0], topk, &mut selection).unwrap();
+            output.extend(backend.read(&out).unwrap());
+            match selection {
+                Some(selection) => chosen.extend(backend.read_selection(&selection).unwrap().into_iter().map(Some)),
+                None => chosen.extend(piece.clone().map(|_| None)),
+            }
+        }
+        (output, chosen)
+    }
+
+    #[test]
+    fn dense_attention_is_that_of_transformers() {
+        let (output, chosen) = attention(4096, &whole());
+        assert_close(&output, &blocks()["attention_dense"]);
+        assert!(chosen.iter().all(Option::is_none));
+        for seed in 0..8 {
+            assert_eq!(attention(4096, &pieces(TOKENS, seed)).0, output);
+        }
+    }
+
+    #[test]
+    fn sparse_attention_looks_where_transformers_does() {
+        let expected: &Value = &blocks()["attention_sparse"];
+        let expected_chosen: Vec<Vec<usize>> = serde_json::from_value(expected["chosen"].clone()).unwrap();
+        let (output, chosen) = attention(4, &whole());
+        assert_close(&output, &expected["output"]);
+        assert_eq!(chosen, expected_chosen.iter().cloned().map(Some).collect::<Vec<_>>());
+        for seed in 0..8 {
+            let (in_pieces, chosen) = attention(4, &pieces(TOKENS, seed));
+            assert_eq!(in_pieces, output);
+            // A piece that ends within the first four positions looks at all of them without a choice.
+            for (position, chosen) in chosen.into_iter().enumerate() {
+                assert!(chosen.is_none() && position < 4 || chosen.as_ref() == Some(&expected_chosen[position]));
+            }
+        }
+    }
+
+    #[test]
+    fn far_positions_turn_as_in_transformers() {
+        let backend = Reference::default();
+        let glm = json!({"qk_rope_head_dim": 64, "index_head_dim": 128, "rope_parameters": {"rope_theta": 8e6}});
+        let rope = rope(Synthetic::new(glm).config());
+        for expected in blocks()["rope"].as_array().unwrap() {
+            // (1, 0) turns to (cos, sin).
+            let mut x = backend.write(&[1.0, 0.0].repeat(32), 64).unwrap();
+            let position = expected["position"].as_u64().unwrap() as usize;
+            backend.rope(&mut x, &rope, Heads { width: 64, rope_at: 0 }, position).unwrap();
+            let (cos, sin): (Vec<f32>, Vec<f32>) =
+                backend.read(&x).unwrap().as_chunks::<2>().0.iter().map(|[x0, x1]| (*x0, *x1)).unzip();
+            assert_close(&cos, &expected["cos"]);
+            assert_close(&sin, &expected["sin"]);
+        }
+    }
+}

@@ -93,3 +93,29 @@ impl<B: Backend> Model<'_, B> {
         self.backend.slice(&x, 0..accepted + 1, 0..self.backend.shape(&x).1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::super::testing::Synthetic;
+    use super::*;
+    use crate::backend::reference::Reference;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn drafting_changes_no_token(
+            prompt in proptest::collection::vec(0u32..40, 1..8), count in 0usize..12, drafts in 0usize..5, topk in 1u64..12,
+        ) {
+            let backend = Reference::default();
+            let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+            let plain = model.greedy(&prompt, count, Some(topk)).unwrap();
+            let drafted = model.greedy_drafted(&prompt, count, drafts, Some(topk)).unwrap();
+            prop_assert_eq!(drafted.ids, plain);
+            prop_assert!(drafted.accepted <= drafted.proposed);
+        }
+    }
+}

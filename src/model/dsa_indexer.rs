@@ -66,3 +66,31 @@ impl<B: Backend> DsaIndexer<B> {
         Ok(Some(backend.select(&dsa, &q, &w, keys)?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{Synthetic, assert_close, blocks, input};
+    use super::*;
+    use crate::backend::reference::Reference;
+    use crate::weights::Weights;
+
+    // Queries, scores and choice are tested with attention, which they serve.
+    #[test]
+    fn keys_are_those_of_transformers() {
+        let backend = Reference::default();
+        let weights = Synthetic::new(json!({}));
+        let indexer = DsaIndexer::load(&Loader::new(&weights, &backend), 0).unwrap();
+        let (d, q_lora_rank) = (weights.config().hidden_size as usize, weights.config().q_lora_rank as usize);
+        // a row so small that the norm's eps shows
+        let x = backend.read(&input(&backend, "input.attention", d as u64)).unwrap();
+        let x: Vec<f32> = x[..d].iter().map(|value| value / 1024.0).collect();
+        let x = backend.write(&x, d).unwrap();
+        let c_q = backend.write(&vec![0.0; q_lora_rank], q_lora_rank).unwrap();
+        let mut keys = backend.cache(indexer.width).unwrap();
+        let rope = Rope { frequencies: vec![1.0; 3] };
+        assert!(indexer.select(&backend, &x, &c_q, &mut keys, &rope, 4).unwrap().is_none());
+        assert_close(&backend.read(&keys).unwrap(), &blocks()["index_key"]);
+    }
+}

@@ -52,7 +52,7 @@ impl<B: Backend> OutputHead<B> {
         self.lm_head.as_ref().unwrap_or(&embedding.table)
     }
 
-    /// Best ids after each row of x [n, d]; `asked` [n].
+    /// Best ids after each row of x [n, d]; `asked [n]`.
     pub fn predict(
         &self,
         backend: &B,

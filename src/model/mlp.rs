@@ -83,3 +83,33 @@ impl<B: Backend> Moe<B> {
         Ok(sum)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{Synthetic, TOKENS, assert_close, blocks, input, pieces};
+    use super::*;
+    use crate::backend::reference::Reference;
+    use crate::weights::Weights;
+
+    #[test]
+    fn dense_and_sparse_are_those_of_transformers() {
+        let backend = Reference::default();
+        let weights = Synthetic::new(json!({}));
+        let loader = Loader::new(&weights, &backend);
+        let x = input(&backend, "input.mlp", weights.config().hidden_size);
+        for (layer, sparse, block) in [(0, false, "mlp"), (1, true, "moe")] {
+            let mlp = Mlp::load(&loader, layer, sparse).unwrap();
+            let run = |x: &_| backend.read(&mlp.forward(&backend, x).unwrap()).unwrap();
+            let whole = run(&x);
+            assert_close(&whole, &blocks()[block]);
+            for seed in 0..4 {
+                let rows = pieces(TOKENS, seed).into_iter();
+                let in_pieces: Vec<f32> =
+                    rows.flat_map(|rows| run(&backend.slice(&x, rows, 0..backend.shape(&x).1).unwrap())).collect();
+                assert_eq!(in_pieces, whole);
+            }
+        }
+    }
+}

@@ -45,7 +45,7 @@ impl<B: Backend> Mtp<B> {
         })
     }
 
-    /// `h` [n, d] and the tokens that follow, `next` [n] → the layer's output [n, d], without `shared_head.norm`.
+    /// `h` [n, d] and the tokens that follow, `next [n]` → the layer's output [n, d], without `shared_head.norm`.
     pub fn forward(
         &self,
         backend: &B,
@@ -64,7 +64,7 @@ impl<B: Backend> Mtp<B> {
         self.layer.forward(backend, x, cache, usize::MAX, &mut None)
     }
 
-    /// Best ids after each row of [`Mtp::forward`]: x [n, d], `asked` [n].
+    /// Best ids after each row of [`Mtp::forward`]: x [n, d], `asked [n]`.
     pub fn predict(
         &self,
         backend: &B,
@@ -80,7 +80,7 @@ impl<B: Backend> Mtp<B> {
 
 impl<B: Backend> Model<'_, B> {
     /// Runs the MTP layer at its next positions, given the rows of [`Model::forward`] at those positions, x [n, d], and the
-    /// tokens that follow each, `next` [n] → the layer's output [n, d].
+    /// tokens that follow each, `next [n]` → the layer's output [n, d].
     ///
     /// On an error the cache is what it was before.
     pub fn absorb(&self, cache: &mut KvCache<B>, x: &B::Rows, next: &[u32]) -> Result<B::Rows> {
@@ -100,7 +100,7 @@ impl<B: Backend> Model<'_, B> {
         out
     }
 
-    /// What the MTP head says after each row of [`Model::absorb`] or [`Model::chain`]: x [n, d], `asked` [n].
+    /// What the MTP head says after each row of [`Model::absorb`] or [`Model::chain`]: x [n, d], `asked [n]`.
     pub fn predict_drafts(&self, x: &B::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
         super::finite(self.mtp()?.predict(self.backend, &self.embedding, &self.head, x, asked)?)
     }
@@ -126,5 +126,62 @@ impl<B: Backend> Model<'_, B> {
 
     fn mtp(&self) -> Result<&Mtp<B>> {
         self.mtp.as_ref().ok_or_else(|| Fault::new(Place::default(), FaultKind::NoMtpHead))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::testing::{Synthetic, TOKENS, assert_close, blocks, pieces};
+    use super::*;
+    use crate::backend::reference::Reference;
+
+    /// All logits of the head after each row.
+    fn logits(model: &Model<'_, Reference>, x: &<Reference as Backend>::Rows) -> Vec<f32> {
+        let (backend, mtp) = (model.backend, model.mtp.as_ref().unwrap());
+        let normalized = backend.rms_norm(x, &mtp.norm, mtp.rms_norm_eps).unwrap();
+        backend.read(&backend.matmul(model.head.matrix(&model.embedding), &normalized).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn drafts_and_drafts_after_drafts_are_those_of_transformers() {
+        let text: &Value = &blocks()["text"];
+        let ids: Vec<u32> = serde_json::from_value(text["ids"].clone()).unwrap();
+        let backend = Reference::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        for seed in 0..4 {
+            let mut cache = model.cache(None).unwrap();
+            let hidden = model.forward(&mut cache, &ids).unwrap();
+            let width = backend.shape(&hidden).1;
+            // The prompt is absorbed in pieces.
+            let mut found = Vec::new();
+            let mut last = None;
+            for rows in pieces(TOKENS - 1, seed) {
+                let next = &ids[rows.start + 1..rows.end + 1];
+                let x = model.absorb(&mut cache, &backend.slice(&hidden, rows, 0..width).unwrap(), next).unwrap();
+                found.extend(logits(&model, &x));
+                last = Some(model.last_row(&x).unwrap());
+            }
+            assert_close(&found, &text["draft_logits"]);
+            let mut x = last.unwrap();
+            for step in text["chained"].as_array().unwrap() {
+                let draft = model.predict_drafts(&x, &[None]).unwrap()[0].id;
+                assert_eq!(u64::from(draft), step["token"].as_u64().unwrap());
+                x = model.chain(&mut cache, &x, &[draft]).unwrap();
+                assert_close(&logits(&model, &x), &step["logits"]);
+            }
+            assert_eq!(cache.mtp_len(&backend), TOKENS + 1);
+        }
+    }
+
+    #[test]
+    fn drafts_along_a_text_are_one_fewer_than_its_tokens() {
+        let backend = Reference::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let drafts = model.drafts(&[1, 2, 3], None).unwrap();
+        assert_eq!(drafts.len(), 2);
+        assert!(drafts[0].asked.is_some() && drafts[1].asked.is_none());
+        assert_eq!(model.drafts(&[1], None).unwrap(), []);
     }
 }

@@ -179,3 +179,106 @@ fn drafts(predictions: &[Prediction], matches: Matches, reference: &Reference) -
     let outcomes: Vec<bool> = (first..text.len().saturating_sub(2)).map(|p| predictions[p].id == text[p + 2]).collect();
     Drafts { matches, proposed: outcomes.len(), accepted: outcomes.iter().filter(|&&right| right).count() }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::{Recording, record};
+    use super::*;
+    use crate::backend::reference::Reference as ReferenceBackend;
+    use crate::model::testing::Synthetic;
+
+    const PROMPT: [u32; 4] = [3, 1, 4, 1];
+    const TOKENS: usize = 8;
+
+    fn with_model(test: impl Fn(&Model<'_, ReferenceBackend>, Reference)) {
+        let backend = ReferenceBackend::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let recording = Recording { tokens: TOKENS, drafts: true, ..Recording::default() };
+        let reference = record(&model, &PROMPT, &recording).unwrap();
+        test(&model, reference);
+    }
+
+    fn all(total: usize) -> Matches {
+        Matches { matched: total, near_tie: 0, total }
+    }
+
+    #[test]
+    fn a_model_agrees_with_itself() {
+        with_model(|model, reference| {
+            let agreement = compare(model, &reference).unwrap();
+            assert_eq!(agreement.teacher_forced, Some(all(PROMPT.len() + TOKENS)));
+            assert_eq!(agreement.greedy, Some(all(TOKENS)));
+            assert_eq!(agreement.max_abs_logprob_diff, Some(0.0));
+            let mtp = agreement.mtp.unwrap();
+            assert_eq!((mtp.matches, mtp.proposed), (all(PROMPT.len() + TOKENS - 1), TOKENS - 1));
+            assert!(agreement.good());
+            let sum = agreement.and(&agreement);
+            assert_eq!(sum.teacher_forced, Some(all(2 * (PROMPT.len() + TOKENS))));
+            assert_eq!(sum.mtp.unwrap().proposed, 2 * (TOKENS - 1));
+        });
+    }
+
+    #[test]
+    fn one_altered_prediction_is_a_mismatch_or_a_near_tie() {
+        with_model(|model, mut reference| {
+            let pred = reference.tf_pred.as_mut().unwrap();
+            pred[5] = (pred[5] + 1) % 40;
+            let agreement = compare(model, &reference).unwrap();
+            let total = PROMPT.len() + TOKENS;
+            assert_eq!(agreement.teacher_forced, Some(Matches { matched: total - 1, near_tie: 0, total }));
+            assert!(!agreement.good());
+            reference.margin.as_mut().unwrap()[5] = NEAR_TIE_MARGIN * 0.99;
+            let agreement = compare(model, &reference).unwrap();
+            assert_eq!(agreement.teacher_forced, Some(Matches { matched: total - 1, near_tie: 1, total }));
+            assert!(agreement.good());
+            reference.margin = None;
+            assert!(!compare(model, &reference).unwrap().good());
+        });
+    }
+
+    #[test]
+    fn greedy_ends_at_a_mismatch_and_goes_on_after_a_near_tie() {
+        with_model(|model, mut reference| {
+            // The text takes another way at its second token of its own, and from there its own best again.
+            let at = PROMPT.len() + 1;
+            let mut text = reference.full_ids[..at].to_vec();
+            text.push((reference.full_ids[at] + 1) % 40);
+            text.extend(model.greedy(&text, TOKENS - 2, None).unwrap());
+            reference.full_ids = text;
+            let greedy = |reference: &Reference| compare(model, reference).unwrap().greedy.unwrap();
+            assert_eq!(greedy(&reference), Matches { matched: 1, near_tie: 0, total: TOKENS });
+            reference.margin.as_mut().unwrap()[at - 1] = 0.0;
+            assert_eq!(greedy(&reference), Matches { matched: TOKENS - 1, near_tie: 1, total: TOKENS });
+            reference.greedy = false;
+            assert_eq!(compare(model, &reference).unwrap().greedy, None);
+        });
+    }
+
+    #[test]
+    fn drafts_count_as_accepted_by_the_text_not_by_the_reference() {
+        with_model(|model, mut reference| {
+            (reference.tf_pred, reference.margin, reference.logprob_next) = (None, None, None);
+            let before = compare(model, &reference).unwrap();
+            assert_eq!((before.teacher_forced, before.greedy, before.max_abs_logprob_diff), (None, None, None));
+            reference.draft_pred.as_mut().unwrap()[6] += 1;
+            let after = compare(model, &reference).unwrap().mtp.unwrap();
+            assert_eq!(after.matches.matched + 1, after.matches.total);
+            assert_eq!(after.accepted, before.mtp.unwrap().accepted);
+            // A draft within the text that is right: position p drafts token p + 2.
+            let drafts = model.drafts(&reference.full_ids, None).unwrap();
+            let right = (PROMPT.len() - 1..reference.full_ids.len() - 2)
+                .filter(|&p| drafts[p].id == reference.full_ids[p + 2])
+                .count();
+            assert_eq!(after.accepted, right);
+        });
+    }
+
+    #[test]
+    fn not_a_number_stays_visible() {
+        assert!(larger(f64::NAN, 1.0).is_nan());
+        assert!(larger(1.0, f64::NAN).is_nan());
+        assert_eq!(larger(1.0, 2.0), 2.0);
+    }
+}

@@ -81,14 +81,14 @@ mod tests {
         let x = rows(2, &[3.0, 4.0, 0.0, 0.0]);
         // mean(x²) = 12.5
         let scale = 1.0 / (12.5f64 + 0.5).sqrt();
-        let expected = [(3.0 * scale * 2.0) as f32, (4.0 * scale * -1.0) as f32, 0.0, 0.0];
-        let mut out = rms_norm(&x, &[2.0, -1.0], 0.5);
+        let expected = [(3.0 * scale * 2.0) as f32, (4.0 * scale * -1.5) as f32, 0.0, 0.0];
+        let mut out = rms_norm(&x, &[2.0, -1.5], 0.5);
         out.values[3] += 0.0; // −0 is 0
         assert_eq!(out.values, expected);
         // mean 3.5, variance 0.25
         let scale = 1.0 / (0.25f64 + 0.75).sqrt();
-        let expected = [(-0.5 * scale * 2.0 + 1.0) as f32, (0.5 * scale * -1.0 + 2.0) as f32, 1.0, 2.0];
-        assert_eq!(layer_norm(&x, &[2.0, -1.0], &[1.0, 2.0], 0.75).values, expected);
+        let expected = [(-0.5 * scale * 2.0 + 1.0) as f32, (0.5 * scale * -1.5 + 2.0) as f32, 1.0, 2.0];
+        assert_eq!(layer_norm(&x, &[2.0, -1.5], &[1.0, 2.0], 0.75).values, expected);
     }
 
     #[test]
