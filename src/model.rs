@@ -285,4 +285,16 @@ mod tests {
         let expected = backend.read(&backend.matmul(model.embedding.table(), &normalized).unwrap()).unwrap();
         assert_eq!(logits, expected);
     }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_refused() {
+        let backend = Reference::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let mut values = vec![1.0; 48];
+        values[30] = f32::NAN;
+        let x = backend.write(&values, 24).unwrap();
+        let message = model.predict(&x, &[None, None]).unwrap_err().to_string();
+        assert_eq!(message, "the logits after row 1 are not finite");
+        assert!(model.predict_drafts(&x, &[None, None]).is_err());
+    }
 }

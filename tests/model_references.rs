@@ -100,6 +100,22 @@ fn nano_drafting() {
 }
 
 #[test]
+fn nano_finds_the_same_tokens_with_drafts() {
+    let weights = Quantized::new("nano", Plan::all(grouped(64)), &Pass::ALL);
+    let backend = ReferenceBackend::default();
+    let model = Model::load(&weights, &backend).unwrap();
+    let path = fixture("nano").join("expected/tokens-g64-mtp-indexer.json");
+    let reference = ReferenceFile::read(&path).unwrap().references.remove(0);
+    let own = &reference.full_ids[reference.prompt_ids.len()..];
+    for drafts in [0, 1, 3] {
+        let drafted = model.greedy_drafted(&reference.prompt_ids, own.len(), drafts, None).unwrap();
+        println!("{drafts} drafts: {} of {} accepted", drafted.accepted, drafted.proposed);
+        assert_eq!(drafted.ids, own);
+        assert_eq!(drafted.accepted > 0, drafts > 0);
+    }
+}
+
+#[test]
 fn tiny_in_groups_of_32() {
     agree(&Quantized::new("tiny", Plan::all(grouped(32)), &[Pass::Main]), "tiny", "tokens-g32.json");
 }

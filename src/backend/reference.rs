@@ -271,6 +271,71 @@ impl Backend for Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quantize::Quantizer;
+
+    #[test]
+    fn every_format_is_computed_as_levels_times_scales() {
+        let backend = Reference::default();
+        let (rows, columns, n) = (5, 131, 3);
+        let numbers = |step: usize, count: usize| -> Vec<f32> {
+            (0..count).map(|i| (i * step % 997) as f32 / 498.0 - 1.0).collect()
+        };
+        let (weights, x) = (numbers(7919, rows * columns), numbers(104_729, n * columns));
+        for (quantizer, group) in [
+            (Quantizer::Int8Row { bits: 8 }, columns),
+            (Quantizer::Int8Row { bits: 5 }, columns),
+            (Quantizer::Int4Row, columns),
+            (Quantizer::Int4Grouped { group_size: 64 }, 64),
+            (Quantizer::Int4Grouped { group_size: 7 }, 7),
+            (Quantizer::Int3G64, 64),
+            (Quantizer::Int2Row, columns),
+        ] {
+            let (code_bytes, row_scales) = (quantizer.row_code_bytes(columns), quantizer.row_scales(columns));
+            let (mut codes, mut scales) = (vec![0; rows * code_bytes], vec![0.0; rows * row_scales]);
+            let mut levels = vec![0i8; rows * columns];
+            for row in 0..rows {
+                let codes = &mut codes[row * code_bytes..][..code_bytes];
+                let scales = &mut scales[row * row_scales..][..row_scales];
+                quantizer.quantize_row(&weights[row * columns..][..columns], codes, scales);
+                let levels = &mut levels[row * columns..][..columns];
+                assert!(Decoder::new(quantizer.format()).unwrap().codes_row(codes, levels));
+            }
+            let matrix = Matrix { rows, columns, format: quantizer.format(), codes, scales: scales.clone() };
+            let weight = backend.upload("w", matrix).unwrap();
+            let out = backend.read(&backend.matmul(&weight, &backend.write(&x, columns).unwrap()).unwrap()).unwrap();
+            for (at, &found) in out.iter().enumerate() {
+                let (token, row) = (at / rows, at % rows);
+                let term = |i: usize| {
+                    let scale = scales[row * row_scales + i / group];
+                    f64::from(levels[row * columns + i]) * f64::from(scale) * f64::from(x[token * columns + i])
+                };
+                let (sum, terms) =
+                    (0..columns).map(term).fold((0.0, 0.0), |(sum, terms), t| (sum + t, terms + t.abs()));
+                // A level times its scale is rounded to f32 once, the sum once more.
+                assert!((f64::from(found) - sum).abs() <= terms * 2f64.powi(-23), "{quantizer:?} {at}: {found} {sum}");
+            }
+        }
+        let counted = backend.counters().0[&(Operation::Matmul, Some("int8-row"))];
+        assert_eq!(counted.dispatches, 2);
+    }
+
+    #[test]
+    fn fp8_blocks_and_f32_are_computed() {
+        let backend = Reference::default();
+        // 0x38 is 1, 0xb8 is −1; the second column of blocks and the second row of blocks have other scales.
+        let (rows, columns) = (129, 129);
+        let mut codes = vec![0; rows * columns];
+        (codes[0], codes[128], codes[128 * columns], codes[128 * columns + 128]) = (0x38, 0xb8, 0x38, 0x38);
+        let matrix = Matrix { rows, columns, format: Format::Fp8E4m3B128, codes, scales: vec![2.0, 3.0, 5.0, 7.0] };
+        let fp8 = backend.upload("w", matrix).unwrap();
+        let out = backend.matmul(&fp8, &backend.write(&vec![1.0; columns], columns).unwrap()).unwrap();
+        assert_eq!((out.values[0], out.values[1], out.values[128]), (2.0 - 3.0, 0.0, 5.0 + 7.0));
+        let codes = [0.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let matrix = Matrix { rows: 1, columns: 2, format: Format::F32, codes, scales: vec![] };
+        let f32 = backend.upload("w", matrix).unwrap();
+        let out = backend.matmul(&f32, &backend.write(&[4.0, 3.0], 2).unwrap()).unwrap();
+        assert_eq!(out.values, [-4.0]);
+    }
 
     #[test]
     fn a_format_without_a_decoder_is_refused_by_name() {

@@ -184,4 +184,19 @@ mod tests {
         assert!(drafts[0].asked.is_some() && drafts[1].asked.is_none());
         assert_eq!(model.drafts(&[1], None).unwrap(), []);
     }
+
+    #[test]
+    fn tables_of_its_own_are_used_where_the_layer_has_them() {
+        let backend = Reference::default();
+        let shared = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let own = Model::load(&Synthetic::new(json!({})).with_optional(), &backend).unwrap();
+        let of = |model: &Model<'_, Reference>| {
+            let mtp = model.mtp.as_ref().unwrap();
+            (mtp.embed_tokens.is_some(), mtp.head.is_some())
+        };
+        assert_eq!((of(&shared), of(&own)), ((false, false), (true, true)));
+        let ids = [1, 2, 3, 4];
+        assert_eq!(shared.teacher_forced(&ids, None).unwrap(), own.teacher_forced(&ids, None).unwrap());
+        assert_ne!(shared.drafts(&ids, None).unwrap(), own.drafts(&ids, None).unwrap());
+    }
 }

@@ -32,6 +32,8 @@ pub struct Synthetic {
     census: Census,
     /// Whether a weight is there.
     present: fn(&str) -> bool,
+    /// Whether weights that a model may lack are there.
+    optional: bool,
 }
 
 impl Synthetic {
@@ -43,12 +45,17 @@ impl Synthetic {
             keys[key] = value.clone();
         }
         let config = Config::parse(&path, keys.to_string().as_bytes()).unwrap();
-        Synthetic { census: Census::of(&config), config, present: |_| true }
+        Synthetic { census: Census::of(&config), config, present: |_| true, optional: false }
     }
 
     /// The same with only some weights.
     pub fn only(self, present: fn(&str) -> bool) -> Synthetic {
         Synthetic { present, ..self }
+    }
+
+    /// The same with the weights that a model may lack.
+    pub fn with_optional(self) -> Synthetic {
+        Synthetic { optional: true, ..self }
     }
 }
 
@@ -62,7 +69,7 @@ impl Weights for Synthetic {
     }
 
     fn contains(&self, name: &str) -> bool {
-        self.census.role(name).is_some_and(|role| !role.optional) && (self.present)(name)
+        self.census.role(name).is_some_and(|role| self.optional || !role.optional) && (self.present)(name)
     }
 
     fn load(&self, name: &str) -> Result<Matrix> {
