@@ -1,5 +1,6 @@
 //! coliconv: converter, inspector and verifier for colibri containers.
 
+pub mod backend;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
@@ -13,9 +14,11 @@ pub mod inspect;
 pub mod io;
 pub mod json;
 pub mod limits;
+pub mod model;
 pub mod payload;
 pub mod quantize;
 pub mod recipe;
+pub mod reference;
 pub mod report;
 pub mod roles;
 pub mod tensor;

@@ -105,6 +105,17 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
         }
         K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
+        K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
+        K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
+        K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
+        K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
+        K::ReferenceMissing { .. } | K::ReferenceValue { .. } | K::ReferenceCount { .. } => {
+            "`coliconv verify --write-reference` writes such a file".into()
+        }
+        K::ReferenceAnonymous { .. } => "make sure that it was made from this very model".into(),
+        K::ReferenceFingerprint { .. } => {
+            "config.json or tokenizer.json differ: take the reference that belongs to this model".into()
+        }
         _ => return None,
     };
     Some(text)

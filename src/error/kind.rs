@@ -333,6 +333,39 @@ pub enum FaultKind {
     FormatUnknown,
     #[error("{format} cannot be decoded yet")]
     NotDecoded { format: Format },
+
+    // ---- running a model ---------------------------------------------------------------------------------------
+    #[error("the {backend} backend does not compute {format}")]
+    BackendFormat { backend: &'static str, format: Format },
+    #[error("the model has no MTP head")]
+    NoMtpHead,
+    #[error("there is no token to start from")]
+    NoTokens,
+    #[error("token id {id} is not below vocab_size {vocab_size}")]
+    TokenId { id: u64, vocab_size: u64 },
+    #[error("the logits after row {row} are not finite")]
+    LogitsNotFinite { row: usize },
+    #[error("the tokenizer does not load: {message}")]
+    TokenizerSyntax { message: String },
+    #[error("the tokenizer cannot {action}: {message}")]
+    Tokenizer { action: &'static str, message: String },
+    #[error("the tokenizer has no token with id {id}")]
+    TokenUnknown { id: u32 },
+
+    // ---- references --------------------------------------------------------------------------------------------
+    #[error("reference {reference}: `{key}` is missing")]
+    ReferenceMissing { reference: usize, key: &'static str },
+    #[error("reference {reference}: `{key}` is {}, expected {expected}", escaped(found))]
+    ReferenceValue { reference: usize, key: &'static str, expected: String, found: String },
+    #[error("the file has {found} references, expected 1 to {limit}")]
+    ReferenceCount { found: usize, limit: usize },
+    #[error("reference {reference} carries no fingerprint: it may be of another model")]
+    ReferenceAnonymous { reference: usize },
+    #[error(
+        "reference {reference} is of another model: its fingerprint is {}, this model's {expected}",
+        escaped(found)
+    )]
+    ReferenceFingerprint { reference: usize, expected: String, found: String },
 }
 
 impl FaultKind {
