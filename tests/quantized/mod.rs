@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coliconv::checkpoint::Checkpoint;
+use coliconv::checkpoint::{Allowed, Checkpoint};
 use coliconv::config::Config;
 use coliconv::error::Result;
 use coliconv::format::Format;
@@ -56,7 +56,7 @@ pub fn fixture(name: &str) -> PathBuf {
 
 /// A fixture's checkpoint, whole.
 pub fn checkpoint(name: &str) -> Checkpoint {
-    Checkpoint::open(&fixture(name), &Pass::ALL).unwrap()
+    Checkpoint::open(&fixture(name), &Pass::ALL, Allowed::default()).unwrap()
 }
 
 impl Quantized {
