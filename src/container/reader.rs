@@ -160,6 +160,7 @@ impl Survey {
             self.warning(Place::file(&path), FaultKind::StaleQuantization { method });
         }
         match stop_ids(&self.directory, &config) {
+            Ok(ids) if ids.is_empty() => self.warning(Place::file(&path), FaultKind::NoStopIds),
             Ok(_) => {}
             Err(faults) => self.faults(faults),
         }

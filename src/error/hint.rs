@@ -28,6 +28,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
+        K::NoStopIds => "copy generation_config.json from the model's repository".into(),
         K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()

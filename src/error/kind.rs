@@ -128,6 +128,8 @@ pub enum FaultKind {
     ConfigSilent { key: &'static str, consequence: &'static str },
     #[error("{found} stop ids in config.json and generation_config.json together, at most {limit} are used")]
     TooManyStopIds { found: usize, limit: usize },
+    #[error("neither config.json nor generation_config.json has an `eos_token_id`: generation would never stop")]
+    NoStopIds,
     #[error("the file is missing: {consequence}")]
     SmallFileMissing { consequence: &'static str },
 
