@@ -117,6 +117,14 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::ReferenceFingerprint { .. } => {
             "config.json or tokenizer.json differ: take the reference that belongs to this model".into()
         }
+        K::SourceNeeded { .. } => "give --source CHECKPOINT".into(),
+        K::FlagUnused { .. } => "leave it out, or give --level weights".into(),
+        K::LevelOfContainers { .. } => "give --level payload, or the container made from it with --source".into(),
+        K::OtherReport => "choose another name for the report; only an earlier report is replaced".into(),
+        K::OtherModel { .. } => "give the checkpoint that the container was made from".into(),
+        K::NotTheSource { .. } => {
+            "the tensor was damaged, its scales are another tensor's, or it was made from another checkpoint".into()
+        }
         _ => return None,
     };
     Some(text)

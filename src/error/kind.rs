@@ -368,6 +368,19 @@ pub enum FaultKind {
         escaped(found)
     )]
     ReferenceFingerprint { reference: usize, expected: String, found: String },
+    // ---- comparing and verifying -------------------------------------------------------------------------------
+    #[error("the level {level} compares a container with its source")]
+    SourceNeeded { level: &'static str },
+    #[error("{flag} has no use at the level {level}")]
+    FlagUnused { flag: &'static str, level: &'static str },
+    #[error("a checkpoint has nothing to be compared with at the level {level}")]
+    LevelOfContainers { level: &'static str },
+    #[error("the source is another model: {tensors} of the container's tensors are not there or have another shape; this one is {}, the container's is {container}", source_shape.as_ref().map_or("missing".to_owned(), Shape::to_string))]
+    OtherModel { tensors: usize, container: Shape, source_shape: Option<Shape> },
+    #[error("the tensors' checksums are {}, this program knows {expected}", escaped(found))]
+    ChecksumUnknown { expected: &'static str, found: String },
+    #[error("the file exists and is no report of this command")]
+    OtherReport,
 }
 
 impl FaultKind {
