@@ -18,7 +18,7 @@ use crate::limits;
 use crate::progress::Progress;
 use crate::report::{BenchMeasure, BenchReport, CheckStatus, VerifyReport};
 use crate::threads;
-use crate::verify::{Level, Options as VerifyOptions, verify};
+use crate::verify::{Level, Options as VerifyOptions, TokenOptions, verify};
 use synthetic::{Contents, Synthetic};
 
 /// What a user asks for.
@@ -195,7 +195,7 @@ fn hash_memory(bytes: u64) {
 
 /// Verifies a container that must be found good.
 fn check(container: &Path, threads: usize) -> Result<(), Faults> {
-    let options = VerifyOptions { level: Level::Payload, source: None, threads };
+    let options = VerifyOptions { level: Level::Payload, source: None, threads, tokens: TokenOptions::default() };
     let report: VerifyReport = verify(container, &options, &crate::progress::Silent)?;
     let failed = report.checks.iter().find(|check| check.status == CheckStatus::Fail);
     assert!(failed.is_none(), "the container was just written: {failed:?}");

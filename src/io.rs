@@ -274,11 +274,21 @@ impl DirectoryLock {
     }
 }
 
+/// Memory that can be taken without swapping, in bytes, where the system tells.
+pub fn available_bytes() -> Option<u64> {
+    proc_bytes("/proc/meminfo", "MemAvailable:")
+}
+
+/// A line of a file of the Linux kernel that counts kB.
+fn proc_bytes(path: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// Anonymous resident memory of this process now, in bytes, where the system tells.
 pub fn anonymous_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    proc_bytes("/proc/self/status", "RssAnon:")
 }
 
 #[cfg(test)]

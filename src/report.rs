@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
 pub use self::verify::{
-    CheckStatus, Verdict, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyGpu, VerifyGreedy, VerifyReport,
-    VerifyTeacherForced, VerifyTokens,
+    CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyGpu, VerifyGreedy,
+    VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
 pub use crate::error::Severity;
 use crate::error::{Fault, escaped};

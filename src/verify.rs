@@ -8,18 +8,22 @@
 mod checkpoint;
 mod payload;
 mod structure;
+mod tokens;
 mod weights;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::container::reader::{Found, Survey};
+use crate::checkpoint::Checkpoint;
+use crate::container::reader::{Container, Found, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place, Severity};
 use crate::progress::Progress;
 use crate::report::{CheckStatus, Finding, Verdict, VerifyCheck, VerifyReport};
 use crate::threads;
-use crate::weights::ModelKind;
+use crate::weights::{ModelKind, Weights};
 use weights::Opened;
+
+pub use tokens::TokenOptions;
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +59,8 @@ pub struct Options {
     pub source: Option<PathBuf>,
     /// Threads; 0 for one per core.
     pub threads: usize,
+    /// What is compared at the level tokens.
+    pub tokens: TokenOptions,
 }
 
 /// Verifies a container or a checkpoint.
@@ -62,18 +68,32 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
     let started = Instant::now();
     let kind = ModelKind::of(path)?;
     check_options(path, kind, options)?;
-    let (stages, source) = match kind {
-        ModelKind::Checkpoint => (checkpoint::stages(path, options, progress)?, None),
-        ModelKind::Container => container(path, options, progress)?,
+    let prepared = (options.level == Level::Tokens).then(|| tokens::prepare(path, &options.tokens)).transpose()?;
+    let pool = threads::pool(options.threads, path)?;
+    let Levels { mut stages, source, model } = match kind {
+        ModelKind::Checkpoint => checkpoint::levels(path, options, &pool, progress)?,
+        ModelKind::Container => container(path, options, &pool, progress)?,
     };
+    let mut computed = tokens::Outcome::default();
+    if let Some(prepared) = prepared {
+        match &model {
+            Some(model) => {
+                let source = source.as_ref().map(|(_, source)| source as &dyn Weights);
+                computed = pool.install(|| tokens::run(&**model, source, prepared, &options.tokens, progress))?;
+            }
+            None => computed.stage.skip("tokens", "the structure is not sound"),
+        }
+    }
+    stages.push(computed.stage);
     let mut report = VerifyReport {
         path: path.to_string_lossy().into_owned(),
         kind: kind.name().to_owned(),
         level: options.level.name().to_owned(),
-        source: source.map(|source| source.to_string_lossy().into_owned()),
+        source: source.map(|(path, _)| path.to_string_lossy().into_owned()),
         verdict: Verdict::Pass,
         checks: Vec::new(),
-        tokens: Vec::new(),
+        tokens: computed.tokens,
+        source_agreement: computed.agreement,
         findings: Vec::new(),
         bytes_read: stages.iter().map(|stage| stage.bytes_read).sum(),
         seconds: started.elapsed().as_secs_f64(),
@@ -91,12 +111,21 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
 fn check_options(path: &Path, kind: ModelKind, options: &Options) -> Result<(), Fault> {
     let level = options.level.name();
     let refuse = |kind| Err(Fault::new(Place::file(path), kind));
+    let asked = &options.tokens;
+    let token_flags = [
+        (!asked.references.is_empty(), "--reference"),
+        (!asked.devices.is_empty(), "--device"),
+        (asked.write_reference.is_some(), "--write-reference"),
+    ];
+    if let Some(&(_, flag)) = token_flags.iter().find(|(given, _)| *given && options.level < Level::Tokens) {
+        return Err(Fault::new(Place::default(), FaultKind::FlagUnused { flag, level }));
+    }
     match (options.level, &options.source) {
-        (Level::Tokens, _) => {
-            let name = "level tokens (the default of `coliconv verify`; give --level structure, payload or weights)";
-            Err(Fault::new(Place::default(), FaultKind::NotAvailable { name }))
-        }
         (Level::Weights, _) if kind == ModelKind::Checkpoint => refuse(FaultKind::LevelOfContainers { level }),
+        (Level::Tokens, Some(_)) if kind == ModelKind::Checkpoint => Err(Fault::new(
+            Place::default(),
+            FaultKind::FlagUnused { flag: "--source", level: "tokens of a checkpoint" },
+        )),
         (Level::Weights, None) => refuse(FaultKind::SourceNeeded { level }),
         (Level::Structure | Level::Payload, Some(_)) => {
             Err(Fault::new(Place::default(), FaultKind::FlagUnused { flag: "--source", level }))
@@ -105,13 +134,22 @@ fn check_options(path: &Path, kind: ModelKind, options: &Options) -> Result<(), 
     }
 }
 
-/// The stages of a container, and the source that it was compared with.
+/// What the levels below tokens found, and what they leave for it.
+struct Levels<'a> {
+    stages: Vec<Stage>,
+    /// The source that the weights were compared with.
+    source: Option<(&'a Path, Checkpoint)>,
+    /// The model, if its structure is sound.
+    model: Option<Box<dyn Weights>>,
+}
+
+/// The levels of a container.
 fn container<'a>(
     path: &Path,
     options: &'a Options,
+    pool: &rayon::ThreadPool,
     progress: &dyn Progress,
-) -> Result<(Vec<Stage>, Option<&'a Path>), Faults> {
-    let pool = threads::pool(options.threads, path)?;
+) -> Result<Levels<'a>, Faults> {
     let mut survey = Survey::read(path)?;
     let mut stages = vec![structure::of_container(&mut survey)];
     // A wrong source is refused now, not after hours of checksums.
@@ -121,12 +159,18 @@ fn container<'a>(
     if options.level >= Level::Payload {
         stages.push(pool.install(|| payload::of_container(&survey, progress)));
     }
-    match &opened {
-        Some(Opened::Comparable(source)) => stages.push(pool.install(|| weights::against(&survey, source, progress))),
-        Some(Opened::OtherShapes) => stages.push(weights::skipped()),
+    let mut compared = None;
+    match opened {
+        Some(Opened::Comparable(checkpoint)) => {
+            stages.push(pool.install(|| weights::against(&survey, &checkpoint, progress)));
+            compared = source.map(|path| (path, *checkpoint));
+        }
+        Some(Opened::OtherShapes) => stages.push(weights::skipped("names or shapes are not those of the source")),
+        None if options.level >= Level::Weights => stages.push(weights::skipped("no --source")),
         None => {}
     }
-    Ok((stages, source))
+    let model = if sound { Some(Box::new(Container::from_survey(survey)?) as Box<dyn Weights>) } else { None };
+    Ok(Levels { stages, source: compared, model })
 }
 
 /// What one level found.

@@ -7,11 +7,12 @@ use clap::{Args, ValueEnum};
 
 use super::progress::{Meter, duration};
 use super::{Talk, findings_text, not_available, print, print_json, refuse, size, text};
+use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::{read_small, write_whole};
 use crate::limits;
 use crate::report::{CheckStatus, Verdict, VerifyReport};
-use crate::verify::{Level, Options, verify};
+use crate::verify::{Level, Options, TokenOptions, verify};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LevelArgument {
@@ -21,7 +22,7 @@ enum LevelArgument {
     Payload,
     /// And every weight against --source
     Weights,
-    /// Not available in this version
+    /// And what the model computes, against --reference
     Tokens,
 }
 
@@ -42,18 +43,24 @@ pub(crate) struct Arguments {
     /// Threads [default: one per core]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     threads: usize,
-    /// Not available in this version
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// What another implementation, or an earlier run, made of the same model; may be given several times
+    #[arg(long, value_name = "FILE")]
     reference: Vec<PathBuf>,
-    /// Not available in this version
-    #[arg(long, value_name = "D", hide = true)]
+    /// Where to compute: reference or cpu; may be given several times [default: cpu]
+    #[arg(long, value_name = "D")]
     device: Vec<String>,
+    /// Write what this model says to this new file, to be a --reference of another run
+    #[arg(long, value_name = "FILE")]
+    write_reference: Option<PathBuf>,
+    /// Memory for the model, for one 16G [default: what is available]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory: Option<u64>,
+    /// How sums are formed
+    #[arg(long, value_name = "MODE", default_value = "exact")]
+    mode: String,
     /// Not available in this version
     #[arg(long, hide = true)]
     all_devices: bool,
-    /// Not available in this version
-    #[arg(long, value_name = "FILE", hide = true)]
-    write_reference: Option<PathBuf>,
     /// Not available in this version
     #[arg(long, value_name = "KIND", hide = true)]
     inject_fault: Option<String>,
@@ -64,15 +71,40 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Flags of this command that are planned but not there.
     fn later(&self) -> Option<&'static str> {
+        let device = |name: &str| self.device.iter().any(|device| device.split(':').next() == Some(name));
         [
-            (!self.reference.is_empty(), "--reference"),
-            (!self.device.is_empty(), "--device"),
             (self.all_devices, "--all-devices"),
-            (self.write_reference.is_some(), "--write-reference"),
             (self.inject_fault.is_some(), "--inject-fault"),
+            (device("cuda"), "--device cuda"),
+            (device("vulkan"), "--device vulkan"),
+            (self.mode == "fast", "--mode fast"),
         ]
         .into_iter()
         .find_map(|(given, name)| given.then_some(name))
+    }
+
+    fn tokens(&self) -> Result<TokenOptions, Fault> {
+        let wrong = |flag, expected, found: &str| {
+            let found = found.to_owned();
+            Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
+        };
+        if self.mode != "exact" {
+            return wrong("--mode", "exact or fast", &self.mode);
+        }
+        let mut devices = Vec::with_capacity(self.device.len());
+        for device in &self.device {
+            devices.push(match device.as_str() {
+                "reference" => Device::Reference,
+                "cpu" => Device::Cpu,
+                other => return wrong("--device", "reference, cpu, cuda[:N] or vulkan[:N]", other),
+            });
+        }
+        Ok(TokenOptions {
+            references: self.reference.clone(),
+            devices,
+            write_reference: self.write_reference.clone(),
+            memory: self.memory,
+        })
     }
 }
 
@@ -98,7 +130,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if let Some(path) = &arguments.report {
         check_replaceable(path)?;
     }
-    let options = Options { level, source: arguments.source.clone(), threads: arguments.threads };
+    let tokens = arguments.tokens()?;
+    let options = Options { level, source: arguments.source.clone(), threads: arguments.threads, tokens };
     let report = verify(&arguments.path, &options, &Meter::new(arguments.talk.quiet))?;
     if let Some(path) = &arguments.report {
         let mut bytes = serde_json::to_vec_pretty(&report).expect("reports are plain data");

@@ -106,6 +106,10 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
         }
         K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
+        K::ModelTooLarge { .. } => "give --level payload, or weights with --source; --memory raises the limit".into(),
+        K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
+            "the weights, config.json or the format are not those that the reference was made with".into()
+        }
         K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
         K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
         K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),

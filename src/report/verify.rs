@@ -24,6 +24,8 @@ pub struct VerifyReport {
     pub checks: Vec<VerifyCheck>,
     /// One entry for each reference and device, in order.
     pub tokens: Vec<VerifyTokens>,
+    /// How often the source says the same; null where it was not run.
+    pub source_agreement: Option<VerifyAgreement>,
     /// Everything that was found; errors are why a check failed.
     pub findings: Vec<Finding>,
     /// Bytes read at the levels above `structure`.
@@ -95,8 +97,8 @@ pub struct VerifyTokens {
     pub device: String,
     /// `exact` or `fast`.
     pub mode: String,
-    /// Predictions with the reference's own text before them.
-    pub teacher_forced: VerifyTeacherForced,
+    /// Predictions with the reference's own text before them; null where the reference has none.
+    pub teacher_forced: Option<VerifyTeacherForced>,
     /// Predictions with the model's own text before them; null where the reference is not the model's own text.
     pub greedy: Option<VerifyGreedy>,
     /// Largest difference of a log-probability; null where the reference has none.
@@ -105,6 +107,17 @@ pub struct VerifyTokens {
     pub mtp: Option<VerifyDrafts>,
     /// What a GPU did; null for a CPU.
     pub gpu: Option<VerifyGpu>,
+}
+
+/// Predictions of a model and of its source along the same texts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyAgreement {
+    /// Equal best tokens.
+    pub matched: u64,
+    /// All.
+    pub total: u64,
+    /// Mean difference of the log-probabilities of the texts' tokens.
+    pub mean_abs_logprob_diff: Option<f64>,
 }
 
 /// Teacher-forced predictions.

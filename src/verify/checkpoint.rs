@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::{Level, Options, Stage, counted, structure};
+use super::{Level, Levels, Options, Stage, counted, structure};
 use crate::checkpoint::{Allowed, Checkpoint};
 use crate::container::reader::Found;
 use crate::dequantize::first_non_finite;
@@ -13,12 +13,15 @@ use crate::limits;
 use crate::progress::Progress;
 use crate::roles::Pass;
 use crate::tensor::TensorName;
-use crate::threads;
-use crate::weights::{ReadBuffer, SourceRows, read_scales};
+use crate::weights::{ReadBuffer, SourceRows, Weights, read_scales};
 
-/// The stages of a checkpoint.
-pub(super) fn stages(path: &Path, options: &Options, progress: &dyn Progress) -> Result<Vec<Stage>, Faults> {
-    let pool = threads::pool(options.threads, path)?;
+/// The levels of a checkpoint.
+pub(super) fn levels<'a>(
+    path: &Path,
+    options: &Options,
+    pool: &rayon::ThreadPool,
+    progress: &dyn Progress,
+) -> Result<Levels<'a>, Faults> {
     let warning = |fault| (Severity::Warning, fault);
     let (checkpoint, findings): (Option<Checkpoint>, Vec<Found>) =
         match Checkpoint::open(path, &Pass::ALL, Allowed::default()) {
@@ -39,7 +42,8 @@ pub(super) fn stages(path: &Path, options: &Options, progress: &dyn Progress) ->
             }
         });
     }
-    Ok(stages)
+    let model = checkpoint.map(|checkpoint| Box::new(checkpoint) as Box<dyn Weights>);
+    Ok(Levels { stages, source: None, model })
 }
 
 /// Looks for values and scales that are not finite.

@@ -55,9 +55,9 @@ pub(super) fn open_source(survey: &Survey, source: &Path, sound: bool) -> Result
 }
 
 /// The check that cannot be made.
-pub(super) fn skipped() -> Stage {
+pub(super) fn skipped(why: &str) -> Stage {
     let mut stage = Stage::default();
-    stage.skip("weights", "names or shapes are not those of the source");
+    stage.skip("weights", why);
     stage
 }
 
