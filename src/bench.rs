@@ -28,6 +28,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// Bytes of the container whose payload is verified, about.
     pub bytes: u64,
+    /// Hidden layers of the container whose headers are read; GLM-5.2 has 78.
+    pub layers: u64,
     /// Threads; 0 for one per core.
     pub threads: usize,
     /// Repetitions of each measure; medians are reported.
@@ -82,7 +84,7 @@ impl Drop for Scratch {
 /// Containers of the size of GLM-5.2 without data: nothing but their headers can take time.
 fn headers(scratch: &Scratch, options: &Options) -> Result<Vec<BenchMeasure>, Faults> {
     let (bare, whole) = (scratch.path.join("glm-bare"), scratch.path.join("glm"));
-    let synthetic = Synthetic::glm();
+    let synthetic = Synthetic::glm(options.layers);
     let made = synthetic.write(&bare, Contents::Holes, false, &crate::progress::Silent)?;
     synthetic.write(&whole, Contents::Holes, true, &crate::progress::Silent)?;
     let mut seconds = [const { Vec::new() }; 3];
@@ -98,7 +100,7 @@ fn headers(scratch: &Scratch, options: &Options) -> Result<Vec<BenchMeasure>, Fa
             seconds.push(started.elapsed().as_secs_f64());
         }
     }
-    let names = ["headers of GLM-5.2's size", "inspect them", "inspect them with index and manifest"];
+    let names = ["read headers", "survey", "survey with index and manifest"];
     let measures = names
         .into_iter()
         .zip(seconds)

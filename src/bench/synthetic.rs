@@ -59,12 +59,14 @@ struct Planned<'a> {
 }
 
 impl Synthetic {
-    /// As large as GLM-5.2, everything there.
-    pub fn glm() -> Synthetic {
-        Synthetic { config: serde_json::from_str(GLM).expect("a constant"), files: GLM_FILES }
+    /// GLM-5.2, everything there, with so many hidden layers.
+    pub fn glm(layers: u64) -> Synthetic {
+        let mut config: Value = serde_json::from_str(GLM).expect("a constant");
+        config["num_hidden_layers"] = layers.into();
+        Synthetic { config, files: GLM_FILES }
     }
 
-    /// About so many bytes, nearly all of them in routed experts, in files enough for some threads.
+    /// About so many bytes, nearly all of them in routed experts, in many files for each of some threads.
     pub fn of_bytes(bytes: u64, threads: usize) -> Synthetic {
         const SPARSE_LAYERS: u64 = 3;
         let (hidden, inner) = if bytes < 64 << 20 { (256, 128) } else { (2048, 1024) };
@@ -82,7 +84,7 @@ impl Synthetic {
         for (key, value) in small.as_object().expect("an object") {
             config[key] = value.clone();
         }
-        Synthetic { config, files: [(4 * threads).max(8), 0, 1] }
+        Synthetic { config, files: [16 * threads, 0, 1] }
     }
 
     /// Writes the container into a new directory; with `described` it has an index and a manifest.
@@ -256,10 +258,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn headers_are_as_many_as_those_of_the_real_containers() {
+        let glm = Synthetic::glm(78);
+        let config = Config::parse(Path::new(CONFIG_FILE), &json_text(&glm.config)).unwrap();
+        let census = Census::of(&config);
+        let planned = glm.plan(&census).unwrap_or_else(|faults| panic!("{faults}"));
+        assert_eq!(planned.len(), 165);
+        assert_eq!(planned.iter().map(|file| file.layout.tensors.len()).sum::<usize>(), 118_646);
+        let of_main = planned.iter().filter(|file| Pass::of_file(&file.name).is_some_and(|(p, _)| p == Pass::Main));
+        let gigabytes = of_main.map(|file| file.layout.bytes).sum::<u64>() as f64 / 1e9;
+        assert!((419.0..420.0).contains(&gigabytes), "{gigabytes}");
+    }
+
+    #[test]
     fn the_dimensions_are_those_of_the_fixture() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/glm-5.2/config.json");
         let mut fixture: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         fixture.as_object_mut().unwrap().remove("quantization_config");
-        assert_eq!(fixture, Synthetic::glm().config);
+        assert_eq!(fixture, Synthetic::glm(78).config);
     }
 }

@@ -37,6 +37,9 @@ pub(crate) struct Arguments {
     /// Size of the container whose payload is verified, for one 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
     size: u64,
+    /// Hidden layers of the container of holes whose headers are read; the dimensions are those of GLM-5.2
+    #[arg(long, value_name = "N", default_value_t = 78, value_parser = clap::value_parser!(u64).range(4..=126))]
+    layers: u64,
     /// Repetitions of each measure; medians are printed
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -80,6 +83,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     let options = Options {
         directory: arguments.dir.clone().unwrap_or_else(std::env::temp_dir),
         bytes: arguments.size,
+        layers: arguments.layers,
         threads: arguments.threads,
         rounds: usize::from(arguments.rounds),
     };

@@ -124,9 +124,9 @@ pub struct DiffClass {
     pub same_bytes: u64,
     /// Largest difference of two elements; null where no values were compared.
     pub max_abs_err: Option<f64>,
-    /// Root of the mean squared difference over all elements; null where no values were compared.
+    /// Root of the mean squared difference over the elements of tensors that differ; null where no values were compared.
     pub rmse: Option<f64>,
-    /// Signal to noise of all elements together, in decibels, tensors of the same bytes left out; null where there is no noise or no
+    /// Signal to noise of the tensors that differ, in decibels, as if they were one; null where there is no noise or no
     /// signal.
     pub sqnr_db: Option<f64>,
     /// The lowest of its tensors; null where there is none.

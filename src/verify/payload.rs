@@ -5,7 +5,9 @@
 
 mod scales;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
@@ -60,14 +62,10 @@ fn by_checksums(survey: &Survey, manifest: &Manifest, progress: &dyn Progress) -
     let tasks = tasks(survey, manifest);
     let bytes = tasks.iter().map(|task| task.record.bytes).sum();
     progress.start(bytes);
-    let results: Vec<(Vec<Found>, Vec<Found>)> = tasks
-        .par_iter()
-        .with_max_len(1)
-        .map(|task| {
-            progress.file(&task.record.name);
-            task.run(survey, manifest, progress).unwrap_or_else(|fault| (vec![(Severity::Error, fault)], Vec::new()))
-        })
-        .collect();
+    let results = run_all(&tasks, |task| {
+        progress.file(&task.record.name);
+        task.run(survey, manifest, progress).unwrap_or_else(|fault| (vec![(Severity::Error, fault)], Vec::new()))
+    });
     progress.end();
     let (checksums, scales): (Vec<Vec<Found>>, Vec<Vec<Found>>) = results.into_iter().unzip();
     let mut checksums: Vec<Found> = checksums.into_iter().flatten().collect();
@@ -86,6 +84,25 @@ fn by_checksums(survey: &Survey, manifest: &Manifest, progress: &dyn Progress) -
         return stage;
     }
     by_values(survey, &unnamed, stage, progress)
+}
+
+/// Works on all tasks, the largest first, with two workers for each thread: while one waits for the disk, the other
+/// hashes. Results are in the order of the tasks.
+fn run_all<R: Send>(tasks: &[Task<'_>], work: impl Fn(&Task<'_>) -> R + Sync) -> Vec<R> {
+    let mut order: Vec<usize> = (0..tasks.len()).collect();
+    order.sort_by_key(|&task| Reverse(tasks[task].record.bytes));
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let take = || order.get(next.fetch_add(1, Ordering::Relaxed)).copied();
+        std::iter::from_fn(take).map(|task| (task, work(&tasks[task]))).collect::<Vec<(usize, R)>>()
+    };
+    let workers = (2 * rayon::current_num_threads()).min(tasks.len());
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        handles.into_iter().flat_map(|handle| handle.join().expect("a worker does not panic")).collect()
+    });
+    results.sort_by_key(|(task, _)| *task);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 /// The files of a manifest that are there in their full size; what is not, level structure has told.
@@ -128,13 +145,13 @@ impl Task<'_> {
                 (&opened, &[])
             }
         };
-        source.expect_sequential();
         let mut scans: BTreeMap<usize, ScaleScan> = BTreeMap::new();
         let mut visit = |tensor: usize, bytes: &[u8]| {
             if self.scales.contains_key(&tensor) {
                 scans.entry(tensor).or_default().feed(bytes);
             }
         };
+        source.expect_sequential();
         let read = |buffer: &mut [u8], offset| source.read_at(buffer, offset);
         let hashed = |bytes| progress.advance(bytes, 0);
         let (bytes, step) = (source.bytes(), limits::VERIFY_READ_BYTES);
