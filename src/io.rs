@@ -21,11 +21,13 @@ pub struct SourceFile {
 impl SourceFile {
     /// Opens a file and notes its size.
     pub fn open(path: &Path) -> Result<SourceFile> {
+        // Opening a pipe would wait for whoever writes to it.
+        let metadata = fs::metadata(path).map_err(|e| Fault::io("open the file", path, e))?;
+        if !metadata.is_file() {
+            return Err(Fault::new(Place::file(path), FaultKind::NotAFile));
+        }
         let file = File::open(path).map_err(|e| Fault::io("open the file", path, e))?;
         let metadata = file.metadata().map_err(|e| Fault::io("read the size of the file", path, e))?;
-        if metadata.is_dir() {
-            return Err(Fault::io("open the file", path, io::ErrorKind::IsADirectory.into()));
-        }
         Ok(SourceFile { path: path.to_owned(), file, bytes: metadata.len() })
     }
 
@@ -104,6 +106,12 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()
         offset += n as u64;
     }
     Ok(())
+}
+
+/// Whether two paths lead to the same file or directory. Pipes and devices are never opened and are the same as nothing.
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    let opened = |path: &Path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file() || metadata.is_dir());
+    opened(one) && opened(other) && same_file::is_same_file(one, other).unwrap_or(false)
 }
 
 /// Reads a whole small file, refusing one of more than `limit` bytes before allocating for it.
@@ -305,6 +313,25 @@ mod tests {
         OpenOptions::new().write(true).open(&path).unwrap().set_len(50).unwrap();
         let fault = file.read_at(&mut [0; 20], 40).unwrap_err();
         assert!(matches!(*fault.kind, FaultKind::FileShrank { expected: 60, found: 50 }), "{fault}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_pipes_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("a"), b"a").unwrap();
+        fs::write(path("b"), b"a").unwrap();
+        fs::hard_link(path("a"), path("hard")).unwrap();
+        std::os::unix::fs::symlink("a", path("soft")).unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(is_same_file(&path("a"), &path("hard")) && is_same_file(&path("soft"), &path("hard")));
+        assert!(!is_same_file(&path("a"), &path("b")) && !is_same_file(&path("a"), &path("none")));
+        assert!(!is_same_file(&path("pipe"), &path("pipe")));
+        for name in ["pipe", "."] {
+            assert!(matches!(*SourceFile::open(&path(name)).unwrap_err().kind, FaultKind::NotAFile), "{name}");
+        }
     }
 
     #[test]

@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use same_file::is_same_file;
-
 use super::small::{self, SmallFile};
 use super::{Options, Plan};
 use crate::checkpoint::{Checkpoint, INDEX_FILE};
 use crate::container::manifest::{FileRecord, MANIFEST_FILE, Manifest, SourceIdentity, TensorRecord, hex};
 use crate::container::progress::{PROGRESS_FILE, PROGRESS_VERSION, Progress};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::TEMPORARY_SUFFIX;
+use crate::io::{TEMPORARY_SUFFIX, is_same_file};
 use crate::roles::Pass;
 use crate::tensor::TensorName;
 
@@ -36,7 +34,7 @@ pub struct Destination {
 impl Destination {
     /// Source and destination must be different directories, by whatever name they are given.
     pub fn refuse_source(source: &Path, container: &Path) -> Result<()> {
-        if is_same_file(source, container).unwrap_or(false) {
+        if is_same_file(source, container) {
             return Err(Fault::new(Place::file(container), FaultKind::SameDirectory));
         }
         Ok(())
@@ -99,7 +97,7 @@ impl Destination {
         names.sort_unstable();
         for name in &names {
             let path = directory.join(name);
-            if let Some(shard) = source.shards.iter().find(|s| is_same_file(s.file.path(), &path).unwrap_or(false)) {
+            if let Some(shard) = source.shards.iter().find(|s| is_same_file(s.file.path(), &path)) {
                 let kind = FaultKind::SameFile { other: shard.file.path().to_owned() };
                 return Err(Fault::new(Place::file(path), kind).into());
             }

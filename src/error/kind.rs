@@ -28,6 +28,8 @@ pub enum FaultKind {
     NotFound,
     #[error("not a directory")]
     NotADirectory,
+    #[error("not a regular file")]
+    NotAFile,
 
     // ---- safetensors header ------------------------------------------------------------------------------------
     #[error("the file has {file_bytes} bytes, too few for a safetensors header")]
