@@ -72,8 +72,11 @@ impl Checkpoint {
         self.check_census(index, passes, allowed, &mut faults);
         for (name, role) in self.weights(&Pass::ALL) {
             self.check_tensor(name, &role.shape, &mut faults);
+            if passes.contains(&role.pass) || !self.unopened(&format!("{}{SCALE_SUFFIX}", name.as_str()), index) {
+                self.check_scales(name, &role.shape, &mut faults);
+            }
         }
-        self.check_orphans(&mut faults);
+        self.check_orphans(index, &mut faults);
         self.check_total(index);
         Faults::check(faults)
     }
@@ -171,7 +174,12 @@ impl Checkpoint {
         self.absent_passes = absent.passes;
     }
 
-    /// Shape by config, element type by what is read, scales by the ceiling grid.
+    /// Whether a tensor is in a file of the index that no wanted pass needs, so that it was not opened.
+    fn unopened(&self, name: &str, index: &Index) -> bool {
+        index.file_of(name).is_some_and(|file| !self.shards.iter().any(|shard| shard.name == file))
+    }
+
+    /// Shape by config, element type by what is read.
     fn check_tensor(&self, name: &TensorName, shape: &Shape, faults: &mut Vec<Fault>) {
         let Some(tensor) = self.tensor(name.as_str()) else { return };
         let stored = tensor.stored;
@@ -192,32 +200,39 @@ impl Checkpoint {
         }
         if stored.shape != *shape {
             let kind = FaultKind::ShapeMismatch { expected: shape.clone(), found: stored.shape.clone() };
-            return faults.push(Fault::new(place(), kind));
+            faults.push(Fault::new(place(), kind));
         }
-        match tensor.scales {
-            None if stored.dtype == Dtype::F8_E4M3 => {
-                let scale = format!("{name}{SCALE_SUFFIX}").into();
-                faults.push(Fault::new(place(), FaultKind::ScaleMissing { scale }));
-            }
-            Some((shard, scales)) if stored.dtype == Dtype::F8_E4M3 => {
-                let place = Place::tensor(shard.file.path(), scales.name.clone());
-                if !matches!(scales.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F8_E8M0) {
-                    faults.push(Fault::new(place, FaultKind::ScaleDtype { found: scales.dtype }));
-                } else if let Some(kind) = grid_fault(shape, &scales.shape) {
-                    faults.push(Fault::new(place, kind));
-                }
-            }
-            _ => {}
+    }
+
+    /// An FP8 weight of the right shape has the ceiling grid of scales.
+    fn check_scales(&self, name: &TensorName, shape: &Shape, faults: &mut Vec<Fault>) {
+        let Some(tensor) = self.tensor(name.as_str()) else { return };
+        if tensor.stored.dtype != Dtype::F8_E4M3 || tensor.stored.shape != *shape || shape.matrix().is_none() {
+            return;
+        }
+        let Some((shard, scales)) = tensor.scales else {
+            let scale = format!("{}{SCALE_SUFFIX}", name.as_str()).into();
+            let place = Place::tensor(tensor.shard.file.path(), name.clone());
+            return faults.push(Fault::new(place, FaultKind::ScaleMissing { scale }));
+        };
+        let place = Place::tensor(shard.file.path(), scales.name.clone());
+        if !matches!(scales.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F8_E8M0) {
+            faults.push(Fault::new(place, FaultKind::ScaleDtype { found: scales.dtype }));
+        } else if let Some(kind) = grid_fault(shape, &scales.shape) {
+            faults.push(Fault::new(place, kind));
         }
     }
 
     /// Scales belong to an FP8 weight.
-    fn check_orphans(&self, faults: &mut Vec<Fault>) {
+    fn check_orphans(&self, index: &Index, faults: &mut Vec<Fault>) {
         let mut orphans: Vec<(&TensorName, &str)> = self
             .located
             .keys()
             .filter_map(|name| Some((name, name.as_str().strip_suffix(SCALE_SUFFIX)?)))
-            .filter(|(_, weight)| self.stored(weight).is_none_or(|(_, stored)| stored.dtype != Dtype::F8_E4M3))
+            .filter(|(_, weight)| match self.stored(weight) {
+                Some((_, stored)) => stored.dtype != Dtype::F8_E4M3,
+                None => !self.unopened(weight, index),
+            })
             .collect();
         orphans.sort();
         for (name, weight) in orphans {
