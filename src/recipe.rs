@@ -160,6 +160,16 @@ impl Settings {
         Faults::check(faults)?;
         Ok(settings)
     }
+
+    /// These settings with the rules of others that they lack behind their own.
+    pub fn with_rules_of(mut self, other: &Settings) -> Settings {
+        for rule in &other.rules {
+            if !self.rules.contains(rule) {
+                self.rules.push(rule.clone());
+            }
+        }
+        self
+    }
 }
 
 fn either<T: PartialEq + fmt::Display>(

@@ -29,7 +29,7 @@ impl Severity {
 }
 
 /// Something that a report tells about a file or tensor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,

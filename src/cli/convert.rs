@@ -10,6 +10,7 @@ use super::{Talk, not_available, print, print_json, refuse, size, tell, text, wa
 use crate::checkpoint::Allowed;
 use crate::convert::{Job, Options};
 use crate::error::{Faults, escaped};
+use crate::limits;
 use crate::recipe::{GroupSize, Settings};
 use crate::report::ConvertReport;
 use crate::roles::Pass;
@@ -94,7 +95,7 @@ pub(crate) struct Arguments {
     #[arg(long, help_heading = "Run")]
     stats: bool,
     /// Threads [default: one per core]
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, help_heading = "Run")]
+    #[arg(long, value_name = "N", value_parser = threads, default_value_t = 0, hide_default_value = true, help_heading = "Run")]
     threads: usize,
     /// Memory for buffers, for one 512M
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Run")]
@@ -192,6 +193,11 @@ impl Arguments {
             memory: self.memory,
         })
     }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    let limit = limits::MAX_THREADS;
+    text.parse().ok().filter(|&threads| threads <= limit).ok_or_else(|| format!("expected a number up to {limit}"))
 }
 
 /// Runs `convert`.
