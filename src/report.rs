@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Fault, escaped};
+use crate::error::{Fault, escaped, escaped_whole};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -65,7 +65,7 @@ impl Finding {
     pub fn line(&self) -> String {
         let mut line = String::new();
         if let Some(file) = &self.file {
-            line += &format!("{}: ", escaped(file));
+            line += &format!("{}: ", escaped_whole(file));
         }
         if let Some(tensor) = &self.tensor {
             line += &format!("tensor {}: ", escaped(tensor));

@@ -1,7 +1,7 @@
 //! Whether index, headers, config and census of a checkpoint agree.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Allowed, Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX};
 use crate::config::Config;
@@ -35,6 +35,8 @@ enum Fit {
     Known,
     /// A known form of weights that is not read.
     Unread(&'static str),
+    /// A weight of the census under another prefix.
+    Nested(TensorName),
     /// Nothing of this model.
     Unknown,
 }
@@ -44,7 +46,7 @@ fn fit(name: &str, census: &Census, config: &Config) -> Fit {
     if census.role(weight).is_some() || Census::dropped(name, config) {
         return Fit::Known;
     }
-    let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
+    let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| weight.ends_with(suffix));
     if ends(&["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.experts.gate_proj", "mlp.experts.up_proj"]) {
         Fit::Unread("a layer's experts fused into one tensor")
     } else if ends(&[".weight_packed", ".weight_global_scale", ".input_global_scale"]) {
@@ -58,7 +60,11 @@ fn fit(name: &str, census: &Census, config: &Config) -> Fit {
             "a quantization with `weight_scale` or `input_scale` (NVFP4, MXFP4, or FP8 other than in 128 × 128 blocks)",
         )
     } else {
-        Fit::Unknown
+        let without = |prefix: &str| weight.contains(prefix).then(|| weight.replacen(prefix, "", 1));
+        let inner = ["language_model.", "model."].into_iter().filter_map(without);
+        let found =
+            inner.flat_map(|inner| [format!("model.{inner}"), inner]).find(|inner| census.role(inner).is_some());
+        found.map_or(Fit::Unknown, |inner| Fit::Nested(inner.into()))
     }
 }
 
@@ -121,33 +127,27 @@ impl Checkpoint {
         self.located = located;
     }
 
-    /// Every name that is known, from opened headers and from the index.
-    fn names<'a>(&'a self, index: &'a Index) -> impl Iterator<Item = (&'a TensorName, &'a Path)> {
-        let opened = self.located.iter().map(|(name, &(shard, _))| (name, self.shards[shard].file.path()));
+    /// Every name that is known, from opened headers and from the index, with its file.
+    fn names<'a>(&'a self, index: &'a Index) -> impl Iterator<Item = (&'a TensorName, PathBuf)> {
+        let opened = self.located.iter().map(|(name, &(shard, _))| (name, self.shards[shard].file.path().to_owned()));
         let unopened = index.entries().filter(|(name, _)| !self.located.contains_key(*name));
-        opened.chain(unopened.map(|(name, _)| (name, index.path())))
+        opened.chain(unopened.map(|(name, file)| (name, self.directory.join(file))))
     }
 
     /// Every tensor must be of this model: what it is not is named, all of it.
     fn check_names(&self, index: &Index, faults: &mut Vec<Fault>) {
-        let mut unknown = Vec::new();
-        let mut unread: Vec<(&TensorName, &Path, &'static str)> = Vec::new();
+        let mut misfits: Vec<(&TensorName, PathBuf, FaultKind)> = Vec::new();
         for (name, path) in self.names(index) {
             match fit(name.as_str(), &self.census, &self.config) {
                 Fit::Known => {}
-                Fit::Unread(what) => unread.push((name, path, what)),
-                Fit::Unknown => unknown.push(name.clone()),
+                Fit::Unread(what) => misfits.push((name, path, FaultKind::SourceFormat { what })),
+                Fit::Nested(within) => misfits.push((name, path, FaultKind::NestedTensor { within })),
+                Fit::Unknown => misfits.push((name, path, FaultKind::UnknownTensor)),
             }
         }
-        unread.sort();
-        for (name, path, what) in unread {
-            faults.push(Fault::new(Place::tensor(path, name.clone()), FaultKind::SourceFormat { what }));
-        }
-        if !unknown.is_empty() {
-            unknown.sort();
-            let place = Place::file(&self.directory);
-            faults.push(Fault::new(place, FaultKind::UnknownTensors { names: unknown }));
-        }
+        misfits.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        faults
+            .extend(misfits.into_iter().map(|(name, path, kind)| Fault::new(Place::tensor(path, name.clone()), kind)));
     }
 
     /// Everything that config.json asks for is there, of the wanted passes and of those that the index knows.

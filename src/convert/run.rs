@@ -318,11 +318,8 @@ fn gather(
     let mut faults = Vec::new();
     let mut non_finite: BTreeMap<usize, (u64, u64, u64, f32)> = BTreeMap::new();
     for (block, result) in blocks.iter().zip(results) {
-        let result = match result {
-            Ok(result) => result,
-            // An unreadable file fails for every block: once is enough.
-            Err(fault) => return Err(fault.into()),
-        };
+        // An unreadable file fails for every block: once is enough.
+        let result = result?;
         if let Some((count, row, column, value)) = result.non_finite {
             non_finite.entry(block.weight).and_modify(|known| known.0 += count).or_insert((count, row, column, value));
         }

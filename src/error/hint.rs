@@ -33,10 +33,10 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
         K::ShapeMismatch { .. } => "config.json and the weights are of different models".into(),
-        K::UnknownTensors { names } if names.iter().any(|n| n.as_str().contains("language_model.")) => {
+        K::NestedTensor { .. } => {
             "names nested under another prefix are not converted: extract the language model first".into()
         }
-        K::UnknownTensors { .. } => {
+        K::UnknownTensor | K::UnknownTensors { .. } => {
             "remove what does not belong to the model, or check that config.json is this model's".into()
         }
         K::SourceFormat { .. } | K::SourceDtype { .. } | K::SourceQuantization { .. } => {

@@ -132,6 +132,7 @@ pub fn refusal(title: &str, edit: impl FnOnce(&mut Shards), arguments: &[&str]) 
 
 /// What is said about a model, under a title.
 pub fn refusal_of(title: &str, shards: &Shards, arguments: &[&str]) -> String {
+    println!("{title}");
     format!("## {title}\n{}\n", Place::of(shards).refused(arguments))
 }
 
