@@ -22,7 +22,10 @@ impl SourceFile {
     /// Opens a file and notes its size.
     pub fn open(path: &Path) -> Result<SourceFile> {
         // Opening a pipe would wait for whoever writes to it.
-        let metadata = fs::metadata(path).map_err(|e| Fault::io("open the file", path, e))?;
+        let metadata = fs::metadata(path).map_err(|e| match path.symlink_metadata() {
+            Ok(_) if e.kind() == io::ErrorKind::NotFound => Fault::new(Place::file(path), FaultKind::DanglingLink),
+            _ => Fault::io("open the file", path, e),
+        })?;
         if !metadata.is_file() {
             return Err(Fault::new(Place::file(path), FaultKind::NotAFile));
         }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::{Options, path_text};
 use crate::checkpoint::{Checkpoint, SourceTensor};
+use crate::config::{CONFIG_FILE, stop_ids};
 use crate::container::layout::{FileLayout, PlannedWeight};
 use crate::container::stamps;
 use crate::error::{Fault, FaultKind, Faults, Place};
@@ -207,7 +208,14 @@ struct Planner<'a> {
 impl Planner<'_> {
     /// A container keeps config.json, so what the engine would silently assume must be said there.
     fn check_config(&mut self) {
-        let path = self.source.directory.join(crate::config::CONFIG_FILE);
+        match stop_ids(&self.source.directory, &self.source.config) {
+            Ok(ids) if ids.is_empty() => {
+                self.warnings.push(Fault::new(Place::file(&self.source.directory), FaultKind::NoStopIds));
+            }
+            Ok(_) => {}
+            Err(faults) => self.faults.extend(faults.into_vec()),
+        }
+        let path = self.source.directory.join(CONFIG_FILE);
         self.faults.extend(self.source.config.silent_faults(&path));
         self.faults.extend(self.source.config.engine_limits(&path));
     }

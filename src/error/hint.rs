@@ -8,6 +8,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
     let text = match kind {
         K::Io { source, .. } => return io_hint(source),
         K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
+        K::DanglingLink => "download the file again, or remove the link".into(),
         K::NotFound => "give the directory that holds config.json and the .safetensors files".into(),
         K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::DataTruncated { .. } => {
             "the file is truncated or is not a safetensors file: download it again".into()
@@ -21,13 +22,16 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
             "download the file and model.safetensors.index.json again, from the same revision".into()
         }
-        K::IndexMissing { .. } => "download model.safetensors.index.json from the same repository".into(),
+        K::IndexMissing { .. } | K::IndexPath { .. } => {
+            "download model.safetensors.index.json from the same repository".into()
+        }
         K::TotalSize { .. } => {
             "the weights are read by their headers, which are consistent; only the index is wrong".into()
         }
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
+        K::NoStopIds => "take `eos_token_id` from the model's original config.json".into(),
         K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()

@@ -30,6 +30,8 @@ pub enum FaultKind {
     NotADirectory,
     #[error("not a regular file")]
     NotAFile,
+    #[error("the link leads to a file that does not exist")]
+    DanglingLink,
 
     // ---- safetensors header ------------------------------------------------------------------------------------
     #[error("the file has {file_bytes} bytes, too few for a safetensors header")]
@@ -128,6 +130,8 @@ pub enum FaultKind {
     ConfigSilent { key: &'static str, consequence: &'static str },
     #[error("{found} stop ids in config.json and generation_config.json together, at most {limit} are used")]
     TooManyStopIds { found: usize, limit: usize },
+    #[error("neither config.json nor generation_config.json has an `eos_token_id`: generation would never stop")]
+    NoStopIds,
     #[error("the file is missing: {consequence}")]
     SmallFileMissing { consequence: &'static str },
 
@@ -211,6 +215,8 @@ pub enum FaultKind {
     #[error("the container would break a limit of the colibri engine: {found} {}, at most {limit}", what)]
     EngineLimit { what: &'static str, found: u64, limit: u64 },
 
+    #[error("the file's name is not valid UTF-8, so the file is not carried along")]
+    NameNotUtf8,
     #[error("the file has {found} bytes and is not carried along; small files have at most {limit}")]
     NotCarried { limit: u64, found: u64 },
 
