@@ -4,6 +4,7 @@
 //! 2: it could not run.
 
 mod convert;
+mod inspect;
 mod progress;
 mod size;
 mod text;
@@ -31,6 +32,8 @@ struct Cli {
 enum Command {
     /// Convert an FP8 or BF16 checkpoint to a container
     Convert(Box<convert::Arguments>),
+    /// Tell what a checkpoint, a container or one file is, and whether it is whole
+    Inspect(inspect::Arguments),
     #[command(flatten)]
     Later(Later),
 }
@@ -95,8 +98,15 @@ pub fn main() -> ExitCode {
     };
     match cli.command {
         Command::Convert(arguments) => convert::main(*arguments),
+        Command::Inspect(arguments) => inspect::main(arguments),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }
+}
+
+/// Threads for a command; 0 means one per core.
+pub(crate) fn pool(threads: usize) -> Result<rayon::ThreadPool, Faults> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|e| Fault::new(Place::default(), FaultKind::Threads { message: e.to_string() }).into())
 }
 
 /// A refusal of something that is planned but not there.

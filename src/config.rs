@@ -14,6 +14,12 @@ pub const CONFIG_FILE: &str = "config.json";
 /// Name of the file that is the authority for stop ids.
 pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 
+/// Small files that a model needs, and what their absence means.
+pub const NEEDED_SMALL_FILES: [(&str, &str); 2] = [
+    ("tokenizer.json", "the container cannot be published, and nothing can be tokenized"),
+    (GENERATION_CONFIG_FILE, "the container cannot be published, and stop ids come from config.json alone"),
+];
+
 /// The only model type that is known.
 pub const MODEL_TYPE: &str = "glm_moe_dsa";
 

@@ -3,5 +3,7 @@
 pub mod layout;
 pub mod manifest;
 pub mod progress;
+pub mod reader;
+pub mod resolve;
 pub mod stamps;
 pub mod writer;

@@ -11,6 +11,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use kind::{Count, FaultKind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::limits;
 use crate::tensor::TensorName;
@@ -66,6 +68,29 @@ impl fmt::Display for Place {
             write!(f, "{separator}byte {offset}")?;
         }
         Ok(())
+    }
+}
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The answer is no.
+    Error,
+    /// Odd, but it works.
+    Warning,
+    /// Worth knowing.
+    Note,
+}
+
+impl Severity {
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+            Severity::Note => "note",
+        }
     }
 }
 

@@ -1,32 +1,12 @@
 //! The JSON documents that commands print with `--json`. `schemas/` is generated from these types.
 
+pub mod inspect;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use crate::error::Severity;
 use crate::error::{Fault, escaped, escaped_whole};
-
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// The answer is no.
-    Error,
-    /// Odd, but it works.
-    Warning,
-    /// Worth knowing.
-    Note,
-}
-
-impl Severity {
-    /// The word in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-            Severity::Note => "note",
-        }
-    }
-}
 
 /// Something that a report tells about a file or tensor.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use byteorder::{ByteOrder, LittleEndian};
+
 use crate::checkpoint::{Checkpoint, SCALE_BLOCK, SourceTensor};
 use crate::config::Config;
+use crate::container::reader::{Container, StoredWeight, Survey};
 use crate::dequantize::{ScaleDtype, SourceDtype};
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::format::Format;
@@ -26,7 +29,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Decodes one row: `out` [columns].
+    /// Decodes one row: `out` `[columns]`.
     ///
     /// # Panics
     ///
@@ -98,7 +101,7 @@ impl<'a> SourceRows<'a> {
         self.tensor.shard.file.read_at(&mut buffer.0, offset).map_err(|fault| self.name(fault))
     }
 
-    /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` [columns].
+    /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` `[columns]`.
     pub fn row(&self, buffer: &ReadBuffer, first: u64, row: u64, out: &mut [f32]) {
         let bytes = self.row_bytes() as usize;
         let stored = &buffer.0[(row - first) as usize * bytes..][..bytes];
@@ -162,6 +165,213 @@ impl Weights for Checkpoint {
             codes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
         }
         Ok(Matrix { rows, columns, format: Format::F32, codes, scales: Vec::new() })
+    }
+}
+
+/// The rows of a container's weight.
+#[derive(Debug)]
+pub struct ContainerRows<'a> {
+    survey: &'a Survey,
+    weight: &'a StoredWeight,
+    decoder: Decoder,
+    /// Rows; 1 for a vector or scalar, so that its elements are one row.
+    pub rows: u64,
+    /// Elements of a row.
+    pub columns: u64,
+    /// Element type of a raw tensor; F32 for quantized ones.
+    raw: SourceDtype,
+    /// The scale grid of fp8 blocks, which rows share.
+    blocks: Vec<f32>,
+}
+
+/// Reused space for codes and scales of some rows.
+#[derive(Debug, Default)]
+pub struct StoredRows {
+    /// Codes, row after row.
+    pub codes: Vec<u8>,
+    /// Scales, row after row; for fp8 blocks the grid is kept elsewhere and this is empty.
+    pub scales: Vec<f32>,
+    scale_bytes: Vec<u8>,
+}
+
+impl<'a> ContainerRows<'a> {
+    /// Prepares a weight whose format is known; one without a decoder is refused by name.
+    pub fn new(survey: &'a Survey, weight: &'a StoredWeight) -> Result<ContainerRows<'a>> {
+        let place = || Place::tensor(survey.files[weight.file].file.path(), weight.codes.name.clone());
+        let found = weight.codes.dtype;
+        let (Some(format), Some(shape)) = (weight.format, weight.shape()) else {
+            return Err(Fault::new(place(), FaultKind::FormatUnknown));
+        };
+        let decoder = Decoder::new(format).ok_or_else(|| Fault::new(place(), FaultKind::NotDecoded { format }))?;
+        let raw = match format {
+            Format::F32 => SourceDtype::from_dtype(found)
+                .ok_or_else(|| Fault::new(place(), FaultKind::StoredDtype { expected: "F32", found }))?,
+            _ => SourceDtype::F32,
+        };
+        let (rows, columns) = match shape.matrix() {
+            Some(matrix) => matrix,
+            None => (1, shape.elements().unwrap_or(0)),
+        };
+        let mut container = ContainerRows { survey, weight, decoder, rows, columns, raw, blocks: Vec::new() };
+        if format == Format::Fp8E4m3B128 {
+            let mut grid = StoredRows::default();
+            container.read_scales(0, weight.scales.as_ref().map_or(0, |(_, scales)| scales.bytes), &mut grid)?;
+            container.blocks = grid.scales;
+        }
+        Ok(container)
+    }
+
+    /// The decoder of its rows.
+    pub fn decoder(&self) -> Decoder {
+        self.decoder
+    }
+
+    /// Bytes of one stored row of codes or raw values.
+    pub fn row_bytes(&self) -> u64 {
+        match self.decoder.format() {
+            Format::F32 => self.columns * self.raw.bytes() as u64,
+            _ => self.decoder.row_code_bytes(self.columns as usize) as u64,
+        }
+    }
+
+    /// Scales that each row has of its own.
+    pub fn row_scales(&self) -> u64 {
+        match self.decoder.format() {
+            Format::Fp8E4m3B128 => 0,
+            _ => self.decoder.row_scales(self.columns as usize) as u64,
+        }
+    }
+
+    /// Reads `count` rows from row `first` on.
+    pub fn read(&self, first: u64, count: u64, buffer: &mut StoredRows) -> Result<()> {
+        let file = &self.survey.files[self.weight.file].file;
+        buffer.codes.resize((count * self.row_bytes()) as usize, 0);
+        file.read_at(&mut buffer.codes, self.weight.codes.offset + first * self.row_bytes())?;
+        buffer.scales.clear();
+        let per_row = 4 * self.row_scales();
+        if per_row > 0 { self.read_scales(first * per_row, count * per_row, buffer) } else { Ok(()) }
+    }
+
+    fn read_scales(&self, from: u64, bytes: u64, buffer: &mut StoredRows) -> Result<()> {
+        let (file, scales) = self.weight.scales.as_ref().expect("a quantized weight has scales");
+        buffer.scale_bytes.resize(bytes as usize, 0);
+        self.survey.files[*file].file.read_at(&mut buffer.scale_bytes, scales.offset + from)?;
+        buffer.scales.resize(bytes as usize / 4, 0.0);
+        LittleEndian::read_f32_into(&buffer.scale_bytes, &mut buffer.scales);
+        Ok(())
+    }
+
+    /// The codes of row `row` of what was read from `first` on.
+    pub fn codes<'b>(&self, buffer: &'b StoredRows, first: u64, row: u64) -> &'b [u8] {
+        let bytes = self.row_bytes() as usize;
+        &buffer.codes[(row - first) as usize * bytes..][..bytes]
+    }
+
+    /// The scales of row `row`: its own, or those of its block row.
+    pub fn scales<'b>(&'b self, buffer: &'b StoredRows, first: u64, row: u64) -> &'b [f32] {
+        if self.decoder.format() == Format::Fp8E4m3B128 {
+            let per_row = self.decoder.row_scales(self.columns as usize);
+            return &self.blocks[(row / SCALE_BLOCK) as usize * per_row..][..per_row];
+        }
+        let per_row = self.row_scales() as usize;
+        &buffer.scales[(row - first) as usize * per_row..][..per_row]
+    }
+
+    /// Decodes row `row` of what was read from `first` on: `out` `[columns]`.
+    pub fn row(&self, buffer: &StoredRows, first: u64, row: u64, out: &mut [f32]) {
+        let codes = self.codes(buffer, first, row);
+        if self.decoder.format() == Format::F32 {
+            self.raw.dequantize_row(codes, &[], out);
+        } else {
+            self.decoder.dequantize_row(codes, self.scales(buffer, first, row), out);
+        }
+    }
+}
+
+/// The rows of a weight, wherever it comes from.
+#[derive(Debug)]
+pub enum Rows<'a> {
+    /// Of a checkpoint.
+    Source(SourceRows<'a>),
+    /// Of a container.
+    Container(ContainerRows<'a>),
+}
+
+/// Reused space for [`Rows`].
+#[derive(Debug, Default)]
+pub struct RowsBuffer {
+    source: ReadBuffer,
+    container: StoredRows,
+}
+
+impl Rows<'_> {
+    /// Rows and columns; a vector is one row.
+    pub fn dims(&self) -> (u64, u64) {
+        match self {
+            Rows::Source(rows) => (rows.rows, rows.columns),
+            Rows::Container(rows) => (rows.rows, rows.columns),
+        }
+    }
+
+    /// Bytes of one stored row, without scales.
+    pub fn row_bytes(&self) -> u64 {
+        match self {
+            Rows::Source(rows) => rows.row_bytes(),
+            Rows::Container(rows) => rows.row_bytes(),
+        }
+    }
+
+    /// Reads `count` rows from row `first` on.
+    pub fn read(&self, first: u64, count: u64, buffer: &mut RowsBuffer) -> Result<()> {
+        match self {
+            Rows::Source(rows) => rows.read(first, count, &mut buffer.source),
+            Rows::Container(rows) => rows.read(first, count, &mut buffer.container),
+        }
+    }
+
+    /// Decodes row `row` of what was read from `first` on: `out` `[columns]`.
+    pub fn row(&self, buffer: &RowsBuffer, first: u64, row: u64, out: &mut [f32]) {
+        match self {
+            Rows::Source(rows) => rows.row(&buffer.source, first, row, out),
+            Rows::Container(rows) => rows.row(&buffer.container, first, row, out),
+        }
+    }
+}
+
+impl Weights for Container {
+    fn config(&self) -> &Config {
+        Container::config(self)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.survey().directory.clone()
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.survey().weights.contains_key(name)
+    }
+
+    /// Quantized weights stay as stored; raw BF16 and F16 are widened to f32.
+    fn load(&self, name: &str) -> Result<Matrix> {
+        let survey = self.survey();
+        let weight = survey.weights.get(name).ok_or_else(|| {
+            let role = survey.census.as_ref().and_then(|census| census.role(name));
+            let shape = role.map_or(Shape::from([]), |role| role.shape.clone());
+            Fault::new(Place::tensor(&survey.directory, name), FaultKind::TensorMissing { shape })
+        })?;
+        let source = ContainerRows::new(survey, weight)?;
+        let mut stored = StoredRows::default();
+        source.read(0, source.rows, &mut stored)?;
+        let is_matrix = weight.shape().is_some_and(|shape| shape.matrix().is_some());
+        let (rows, columns) = if is_matrix { (source.rows, source.columns) } else { (source.columns, 1) };
+        let (rows, columns, format) = (rows as usize, columns as usize, source.decoder.format());
+        if format == Format::F32 && source.raw != SourceDtype::F32 {
+            let mut values = vec![0.0; rows * columns];
+            source.raw.dequantize_row(&stored.codes, &[], &mut values);
+            stored.codes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        }
+        let scales = if format == Format::Fp8E4m3B128 { source.blocks } else { stored.scales };
+        Ok(Matrix { rows, columns, format, codes: stored.codes, scales })
     }
 }
 

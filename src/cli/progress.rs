@@ -22,15 +22,20 @@ pub(crate) struct Meter {
     state: Mutex<(Instant, Instant, String)>,
 }
 
+/// A bar for bytes on stderr; none without a terminal or with `quiet`.
+pub(crate) fn bar(quiet: bool) -> Option<ProgressBar> {
+    (!quiet && std::io::stderr().is_terminal()).then(|| {
+        let style =
+            "{bar:30} {percent}%  {decimal_bytes}/{decimal_total_bytes}  {decimal_bytes_per_sec}  {eta} left  {msg}";
+        ProgressBar::no_length().with_style(ProgressStyle::with_template(style).expect("a constant template"))
+    })
+}
+
 impl Meter {
     /// A bar on a terminal, lines elsewhere, or with `quiet` nothing.
     pub(crate) fn new(quiet: bool) -> Meter {
         let terminal = std::io::stderr().is_terminal();
-        let bar = (!quiet && terminal).then(|| {
-            let style = "{bar:30} {percent}%  {decimal_bytes}/{decimal_total_bytes}  {decimal_bytes_per_sec}  {eta} left  {msg}";
-            let style = ProgressStyle::with_template(style).expect("a constant template");
-            ProgressBar::no_length().with_style(style)
-        });
+        let bar = bar(quiet);
         let now = Instant::now();
         let state = Mutex::new((now, now, String::new()));
         Meter { bar, lines: !quiet && !terminal, total: AtomicU64::new(0), done: AtomicU64::new(0), state }

@@ -208,16 +208,14 @@ struct Planner<'a> {
 impl Planner<'_> {
     /// A container keeps config.json, so what the engine would silently assume must be said there.
     fn check_config(&mut self) {
-        match stop_ids(&self.source.directory, &self.source.config) {
-            Ok(ids) if ids.is_empty() => {
-                self.warnings.push(Fault::new(Place::file(&self.source.directory), FaultKind::NoStopIds));
-            }
-            Ok(_) => {}
-            Err(faults) => self.faults.extend(faults.into_vec()),
-        }
         let path = self.source.directory.join(CONFIG_FILE);
         self.faults.extend(self.source.config.silent_faults(&path));
         self.faults.extend(self.source.config.engine_limits(&path));
+        match stop_ids(&self.source.directory, &self.source.config) {
+            Ok(ids) if ids.is_empty() => self.warnings.push(Fault::new(Place::file(path), FaultKind::NoStopIds)),
+            Ok(_) => {}
+            Err(faults) => self.faults.extend(faults.into_vec()),
+        }
     }
 
     /// Scales are small and read now; a bad one would otherwise end a run of hours.

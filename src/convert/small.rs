@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::INDEX_FILE;
-use crate::config::CONFIG_FILE;
+use crate::config::{CONFIG_FILE, NEEDED_SMALL_FILES};
 use crate::container::manifest::MANIFEST_FILE;
 use crate::error::{Fault, FaultKind, Place, Result, escaped};
 use crate::io::{SourceFile, TEMPORARY_SUFFIX, read_small};
@@ -72,10 +72,7 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
         files.push(file);
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    for (name, consequence) in [
-        ("tokenizer.json", "the container cannot be published, and nothing can be tokenized"),
-        ("generation_config.json", "the container cannot be published, and stop ids come from config.json alone"),
-    ] {
+    for (name, consequence) in NEEDED_SMALL_FILES {
         if !files.iter().any(|file| file.name == name) {
             let kind = FaultKind::SmallFileMissing { consequence };
             warnings.push(Fault::new(Place::file(source.join(name)), kind));

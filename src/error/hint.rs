@@ -31,7 +31,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
-        K::NoStopIds => "take `eos_token_id` from the model's original config.json".into(),
+        K::NoStopIds => "copy generation_config.json from the model's repository".into(),
         K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
@@ -87,6 +87,39 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Locked => "wait for it to end".into(),
         K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),
         K::EmptyPass { .. } => "leave the pass out, or give a checkpoint that has these weights".into(),
+        K::StoredBytes { fitting, .. } if !fitting.is_empty() => format!("these bytes would fit {}", listed(fitting)),
+        K::NoFormat { .. } | K::StoredBytes { .. } => {
+            "the tensor is damaged, or config.json is of another model".into()
+        }
+        K::Ambiguous { .. } => "a manifest or a stamp would say which it is".into(),
+        K::EngineMisreads { .. } => "convert again with a group size that is read correctly".into(),
+        K::StampMismatch { .. } | K::StampUnknown { .. } => "convert again: the engine opens no such container".into(),
+        K::StoredDtype { found: crate::tensor::Dtype::F16, .. } => {
+            "F16 scales have the byte count of twice the group size and would be misread silently".into()
+        }
+        K::NumberingGap { .. } | K::ManifestFileMissing => "download or convert the missing files".into(),
+        K::ManifestFileSize { .. } | K::FileHash { .. } | K::TensorChecksum { .. } => {
+            "the file has changed since it was converted: download or convert it again".into()
+        }
+        K::ConversionUnfinished => "run the same convert command again to finish it".into(),
+        K::StaleQuantization { .. } => {
+            "remove `quantization_config` from config.json: the weights are no longer FP8".into()
+        }
+        K::HeadHalfZero { .. } => {
+            "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
+        }
+        K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
+        K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
+        K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
+        K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
+        K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
+        K::ReferenceMissing { .. } | K::ReferenceValue { .. } | K::ReferenceCount { .. } => {
+            "`coliconv verify --write-reference` writes such a file".into()
+        }
+        K::ReferenceAnonymous { .. } => "make sure that it was made from this very model".into(),
+        K::ReferenceFingerprint { .. } => {
+            "config.json or tokenizer.json differ: take the reference that belongs to this model".into()
+        }
         _ => return None,
     };
     Some(text)

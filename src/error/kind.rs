@@ -32,6 +32,8 @@ pub enum FaultKind {
     NotAFile,
     #[error("the link leads to a file that does not exist")]
     DanglingLink,
+    #[error("cannot start threads: {message}")]
+    Threads { message: String },
 
     // ---- safetensors header ------------------------------------------------------------------------------------
     #[error("the file has {file_bytes} bytes, too few for a safetensors header")]
@@ -220,6 +222,14 @@ pub enum FaultKind {
     #[error("the file has {found} bytes and is not carried along; small files have at most {limit}")]
     NotCarried { limit: u64, found: u64 },
 
+    // ---- queries ------------------------------------------------------------------------------------------------
+    #[error("no tensor matches `{}`", escaped(glob))]
+    NothingMatches { glob: String },
+    #[error("{} is no class; classes are io, x, sh, o, kvb, attn, dmlp, f32, mtp, indexer", escaped(found))]
+    UnknownClass { found: String },
+    #[error("there is no row {row}: the tensor has {rows}")]
+    NoSuchRow { row: u64, rows: u64 },
+
     // ---- destination -------------------------------------------------------------------------------------------
     #[error("source and destination are the same directory")]
     SameDirectory,
@@ -264,8 +274,115 @@ pub enum FaultKind {
     StoredDtype { expected: &'static str, found: Dtype },
     #[error("the shape is {found}, expected a flat [{expected}]")]
     StoredShape { expected: u64, found: Shape },
+    #[error("{dtype} is an element type that the colibri engine does not read")]
+    EngineDtype { dtype: Dtype },
     #[error("{shape} as {format} takes {} bytes of codes and {} of scales, found {} and {}", expected.codes, expected.scales, found.codes, found.scales)]
-    StoredBytes { shape: Shape, format: Format, expected: ByteCounts, found: ByteCounts },
+    StoredBytes { shape: Shape, format: Format, expected: ByteCounts, found: ByteCounts, fitting: Vec<Format> },
+    #[error("no format stores {shape} in {} bytes of codes and {} of scales; {}", found.codes, found.scales, needs(near))]
+    NoFormat { shape: Shape, found: ByteCounts, near: Vec<(Format, ByteCounts)> },
+    #[error("{shape} is stored in bytes that fit {}; the colibri engine takes it for {taken}", listed(candidates))]
+    Ambiguous { shape: Shape, candidates: Vec<Format>, taken: Format },
+    #[error("{shape} is {format}; the colibri engine misreads it: {taken}")]
+    EngineMisreads { shape: Shape, format: Format, taken: String },
+    #[error("the stamp says {}, which is no format", escaped(stamp))]
+    StampUnknown { stamp: String },
+    #[error("the stamp says {}, the bytes say {by_bytes}: the colibri engine refuses the container", escaped(stamp))]
+    StampMismatch { stamp: String, by_bytes: Format },
+    #[error("the stamp says {}, the manifest {manifest}", escaped(stamp))]
+    StampAgainstManifest { stamp: String, manifest: Format },
+    #[error("a stamp for a tensor that {why}")]
+    StampIdle { why: &'static str },
+    #[error("quantized codes without scales: {scales} is nowhere")]
+    QuantizedScaleMissing { scales: TensorName },
+    #[error("scales without codes: {codes} is nowhere or is not quantized")]
+    QuantizedScaleOrphan { codes: TensorName },
+    #[error("the scales are in {}, the codes in {}", escaped(scales), escaped(codes))]
+    ScalesApart { codes: String, scales: String },
+    #[error("the series {series}… has {found} files up to number {last}: {} missing", listed(missing))]
+    NumberingGap { series: &'static str, found: usize, last: usize, missing: Vec<String> },
+    #[error("the manifest names this file, which is missing")]
+    ManifestFileMissing,
+    #[error("the manifest gives {expected} bytes, the file has {found}")]
+    ManifestFileSize { expected: u64, found: u64 },
+    #[error("the manifest does not name this file")]
+    ManifestFileUnknown,
+    #[error("the manifest names the tensor, no file holds it")]
+    ManifestTensorMissing,
+    #[error("the manifest does not name the tensor")]
+    ManifestTensorUnknown,
+    #[error("the manifest says {what} {}, the file {}", escaped(expected), escaped(found))]
+    ManifestTensorDiffers { what: &'static str, expected: String, found: String },
+    #[error("the manifest gives a format that does not exist: {}", escaped(found))]
+    ManifestFormat { found: String },
+    #[error("a conversion of this directory was begun and is not finished")]
+    ConversionUnfinished,
+    #[error("config.json still describes the source's quantization ({})", escaped(method))]
+    StaleQuantization { method: String },
+    #[error("the census was not taken: {files} files could not be read")]
+    CensusIncomplete { files: usize },
+    #[error("an MTP head of {format}: columns {begin}..{end} are all zero, so no draft can be accepted")]
+    HeadHalfZero { format: Format, begin: u64, end: u64 },
+
+    // ---- payload -----------------------------------------------------------------------------------------------
+    #[error("the SHA-256 is {found}, the manifest says {expected}")]
+    FileHash { expected: String, found: String },
+    #[error("the checksum of the {part} is {found}, the manifest says {expected}")]
+    TensorChecksum { part: &'static str, expected: String, found: String },
+    #[error("scale {index} (row {row}) is {value}; scales are positive and finite; {count} are not")]
+    BadScale { index: u64, row: u64, value: f32, count: u64 },
+    #[error("row {row}, column {column} is {value}; {count} values are not finite")]
+    BadValue { row: u64, column: u64, value: f32, count: u64 },
+    #[error("{count} rows are all zero, the first is row {row}")]
+    ZeroRows { count: u64, row: u64 },
+    #[error("columns {begin}..{end} are all zero, while the others are not")]
+    ZeroColumns { begin: u64, end: u64 },
+    #[error("{count} codes are {code}, which no symmetric quantizer writes; the first is row {row}")]
+    UnusualCode { code: i8, count: u64, row: u64 },
+    #[error("the padding after column {columns} is not as {format} demands in {count} rows, the first is row {row}")]
+    Padding { format: Format, columns: u64, count: u64, row: u64 },
+    #[error(
+        "{count} weights are more than half a step from the source; the worst is row {row}, column {column}: {found}, the source has {expected}, half a step is {half_step}"
+    )]
+    NotTheSource { count: u64, row: u64, column: u64, expected: f32, found: f32, half_step: f32 },
+    #[error("the source has no such tensor")]
+    NotInSource,
+    #[error("the format is not known, so there are no values")]
+    FormatUnknown,
+    #[error("{format} cannot be decoded yet")]
+    NotDecoded { format: Format },
+
+    // ---- running a model ---------------------------------------------------------------------------------------
+    #[error("the {backend} backend does not compute {format}")]
+    BackendFormat { backend: &'static str, format: Format },
+    #[error("the model has no MTP head")]
+    NoMtpHead,
+    #[error("there is no token to start from")]
+    NoTokens,
+    #[error("token id {id} is not below vocab_size {vocab_size}")]
+    TokenId { id: u64, vocab_size: u64 },
+    #[error("the logits after row {row} are not finite")]
+    LogitsNotFinite { row: usize },
+    #[error("the tokenizer does not load: {message}")]
+    TokenizerSyntax { message: String },
+    #[error("the tokenizer cannot {action}: {message}")]
+    Tokenizer { action: &'static str, message: String },
+    #[error("the tokenizer has no token with id {id}")]
+    TokenUnknown { id: u32 },
+
+    // ---- references --------------------------------------------------------------------------------------------
+    #[error("reference {reference}: `{key}` is missing")]
+    ReferenceMissing { reference: usize, key: &'static str },
+    #[error("reference {reference}: `{key}` is {}, expected {expected}", escaped(found))]
+    ReferenceValue { reference: usize, key: &'static str, expected: String, found: String },
+    #[error("the file has {found} references, expected 1 to {limit}")]
+    ReferenceCount { found: usize, limit: usize },
+    #[error("reference {reference} carries no fingerprint: it may be of another model")]
+    ReferenceAnonymous { reference: usize },
+    #[error(
+        "reference {reference} is of another model: its fingerprint is {}, this model's {expected}",
+        escaped(found)
+    )]
+    ReferenceFingerprint { reference: usize, expected: String, found: String },
 }
 
 impl FaultKind {
@@ -286,4 +403,11 @@ impl FaultKind {
     pub fn hint(&self) -> Option<String> {
         super::hint::hint(self)
     }
+}
+
+/// What formats of the right code bytes need.
+fn needs(near: &[(Format, ByteCounts)]) -> String {
+    let each: Vec<String> =
+        near.iter().map(|(format, bytes)| format!("{format} needs {} and {}", bytes.codes, bytes.scales)).collect();
+    each.join(", ")
 }

@@ -1,0 +1,94 @@
+//! What manifest and stamps declare, against what is there.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Survey;
+use crate::error::{FaultKind, Place};
+use crate::tensor::TensorName;
+
+type Located = HashMap<TensorName, (usize, usize)>;
+
+impl Survey {
+    /// Stamps that nothing reads.
+    pub(super) fn check_stamps(&mut self, stamps: &BTreeMap<TensorName, String>, located: &Located) {
+        let mut idle = Vec::new();
+        for name in stamps.keys() {
+            let expert = self.weights.get(name).and_then(|w| w.role.as_ref()).is_some_and(|role| !role.resident());
+            if !located.contains_key(name) {
+                idle.push((Place::tensor(self.directory.clone(), name.clone()), "the container does not hold"));
+            } else if expert {
+                let place = self.place(located[name].0, name);
+                idle.push((place, "is a routed expert's: the colibri engine does not read it"));
+            }
+        }
+        for (place, why) in idle {
+            self.warning(place, FaultKind::StampIdle { why });
+        }
+    }
+
+    /// The manifest against files and headers, both ways.
+    pub(super) fn check_manifest(&mut self, located: &Located) {
+        let Some(manifest) = self.manifest.take() else { return };
+        for record in manifest.files.iter().chain(&manifest.small_files) {
+            // A name from a file is never used as a path unless it is a plain name.
+            let plain = !record.name.contains(['/', '\\', '\0']) && record.name != "..";
+            let path = self.directory.join(if plain { record.name.as_str() } else { "" });
+            match std::fs::metadata(&path).ok().filter(|m| plain && m.is_file()) {
+                None => self.error(Place::file(self.directory.join(&record.name)), FaultKind::ManifestFileMissing),
+                Some(metadata) if metadata.len() != record.bytes => {
+                    let kind = FaultKind::ManifestFileSize { expected: record.bytes, found: metadata.len() };
+                    self.error(Place::file(path), kind);
+                }
+                Some(_) => {}
+            }
+        }
+        let named = |name: &str| manifest.files.iter().any(|record| record.name == name);
+        let unknown: Vec<_> = self.files.iter().filter(|f| !named(&f.name)).map(|f| f.file.path().to_owned()).collect();
+        for path in unknown {
+            self.error(Place::file(path), FaultKind::ManifestFileUnknown);
+        }
+        for (name, record) in &manifest.tensors {
+            let Some(&(file, _)) = located.get(name) else {
+                if !self.unreadable.contains(&record.file) {
+                    self.error(
+                        Place::tensor(self.directory.join(MANIFEST), name.clone()),
+                        FaultKind::ManifestTensorMissing,
+                    );
+                }
+                continue;
+            };
+            self.check_record(name, file, record);
+        }
+        let unknown: Vec<(Place, FaultKind)> = self
+            .weights
+            .iter()
+            .filter(|(name, _)| !manifest.tensors.contains_key(*name))
+            .map(|(name, weight)| (self.place(weight.file, name), FaultKind::ManifestTensorUnknown))
+            .collect();
+        for (place, kind) in unknown {
+            self.error(place, kind);
+        }
+        self.manifest = Some(manifest);
+    }
+
+    /// One record of the manifest against its weight.
+    fn check_record(&mut self, name: &TensorName, file: usize, record: &crate::container::manifest::TensorRecord) {
+        let Some(weight) = self.weights.get(name) else { return };
+        let shape = weight.shape().map_or_else(|| record.shape.to_string(), |shape| shape.to_string());
+        let scale_bytes = weight.scales.as_ref().map_or(0, |(_, scales)| scales.bytes);
+        let format = weight.format.map_or(record.format.as_str(), |format| format.name());
+        let differing = [
+            ("file", record.file.clone(), self.files[file].name.clone()),
+            ("shape", record.shape.to_string(), shape),
+            ("format", record.format.clone(), format.to_owned()),
+            ("bytes", record.bytes.to_string(), weight.codes.bytes.to_string()),
+            ("scale bytes", record.scale_bytes.to_string(), scale_bytes.to_string()),
+        ];
+        for (what, expected, found) in differing.into_iter().filter(|(_, expected, found)| expected != found) {
+            let place = self.place(file, name);
+            self.error(place, FaultKind::ManifestTensorDiffers { what, expected, found });
+        }
+    }
+}
+
+const MANIFEST: &str = crate::container::manifest::MANIFEST_FILE;
