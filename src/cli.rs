@@ -42,6 +42,10 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum Later {
     /// Not available in this version
+    Diff(Anything),
+    /// Not available in this version
+    Verify(Anything),
+    /// Not available in this version
     Generate(Anything),
     /// Not available in this version
     Score(Anything),
@@ -55,6 +59,8 @@ enum Later {
     Pipeline(Anything),
     /// Not available in this version
     Devices(Anything),
+    /// Not available in this version
+    Bench(Anything),
 }
 
 /// Any arguments: the command is refused before they are looked at.
@@ -68,6 +74,8 @@ struct Anything {
 impl Later {
     fn name(&self) -> &'static str {
         match self {
+            Later::Diff(_) => "`coliconv diff`",
+            Later::Verify(_) => "`coliconv verify`",
             Later::Generate(_) => "`coliconv generate`",
             Later::Score(_) => "`coliconv score`",
             Later::Repair(_) => "`coliconv repair`",
@@ -75,6 +83,7 @@ impl Later {
             Later::Publish(_) => "`coliconv publish`",
             Later::Pipeline(_) => "`coliconv pipeline`",
             Later::Devices(_) => "`coliconv devices`",
+            Later::Bench(_) => "`coliconv bench`",
         }
     }
 }
@@ -101,6 +110,12 @@ pub fn main() -> ExitCode {
         Command::Inspect(arguments) => inspect::main(arguments),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }
+}
+
+/// Parses a number of threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    let limit = limits::MAX_THREADS;
+    text.parse().ok().filter(|&threads| threads <= limit).ok_or_else(|| format!("expected a number up to {limit}"))
 }
 
 /// Threads for a command; 0 means one per core.

@@ -6,11 +6,10 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::progress::{Meter, duration};
-use super::{Talk, not_available, print, print_json, refuse, size, tell, text, warn};
+use super::{Talk, not_available, print, print_json, refuse, size, tell, text, threads, warn};
 use crate::checkpoint::Allowed;
 use crate::convert::{Job, Options};
 use crate::error::{Faults, escaped};
-use crate::limits;
 use crate::recipe::{GroupSize, Settings};
 use crate::report::ConvertReport;
 use crate::roles::Pass;
@@ -193,11 +192,6 @@ impl Arguments {
             memory: self.memory,
         })
     }
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    let limit = limits::MAX_THREADS;
-    text.parse().ok().filter(|&threads| threads <= limit).ok_or_else(|| format!("expected a number up to {limit}"))
 }
 
 /// Runs `convert`.

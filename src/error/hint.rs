@@ -9,10 +9,14 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Io { source, .. } => return io_hint(source),
         K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
         K::DanglingLink => "download the file again, or remove the link".into(),
-        K::NotFound => "give the directory that holds config.json and the .safetensors files".into(),
-        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::DataTruncated { .. } => {
-            "the file is truncated or is not a safetensors file: download it again".into()
-        }
+        K::NotFound | K::NotADirectory => "give the directory that holds config.json and the .safetensors files".into(),
+        K::HeaderTruncated { .. }
+        | K::HeaderLength { .. }
+        | K::HeaderTooLarge { .. }
+        | K::HeaderNotUtf8
+        | K::HeaderNotObject
+        | K::HeaderSyntax { .. }
+        | K::DataTruncated { .. } => "the file is truncated or is not a safetensors file: download it again".into(),
         K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } | K::SpanMismatch { .. } => {
             "the file was written by a broken tool or damaged: download or make it again".into()
         }
@@ -22,7 +26,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
             "download the file and model.safetensors.index.json again, from the same revision".into()
         }
-        K::IndexMissing { .. } | K::IndexPath { .. } => {
+        K::IndexMissing { .. } | K::IndexPath { .. } | K::IndexSyntax { .. } | K::DuplicateInIndex => {
             "download model.safetensors.index.json from the same repository".into()
         }
         K::TotalSize { .. } => {
@@ -36,11 +40,13 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
+        K::HeadMissing => "download the file that holds it, or take config.json from the model's repository".into(),
+        K::HeadTied => "set `tie_word_embeddings` to false to keep the head, or remove it to tie it".into(),
         K::ShapeMismatch { .. } => "config.json and the weights are of different models".into(),
         K::NestedTensor { .. } => {
             "names nested under another prefix are not converted: extract the language model first".into()
         }
-        K::UnknownTensor | K::UnknownTensors { .. } => {
+        K::UnknownTensor => {
             "remove what does not belong to the model, or check that config.json is this model's".into()
         }
         K::SourceFormat { .. } | K::SourceDtype { .. } | K::SourceQuantization { .. } => {

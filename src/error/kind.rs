@@ -146,8 +146,6 @@ pub enum FaultKind {
     UnknownTensor,
     #[error("the model has no such tensor, only {within}")]
     NestedTensor { within: TensorName },
-    #[error("the model has no such tensor: {}", listed(names))]
-    UnknownTensors { names: Vec<TensorName> },
     #[error("layer {layer} is missing altogether: {tensors} tensors")]
     LayerMissing { layer: u64, tensors: usize },
     #[error("the indexer of layer {layer} is missing altogether: {tensors} tensors")]
@@ -158,7 +156,7 @@ pub enum FaultKind {
     PassAbsent { what: &'static str },
     #[error("lm_head.weight is missing and `tie_word_embeddings` is not true")]
     HeadMissing,
-    #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs or may differ from the embedding")]
+    #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs from the embedding")]
     HeadTied,
 
     // ---- source values -----------------------------------------------------------------------------------------
