@@ -155,9 +155,7 @@ fn config_json_loses_its_quantization_and_nothing_else() {
     let begin = before.find(",\n  \"quantization_config\"").unwrap();
     let end = begin + before[begin..].find("\n  }").unwrap() + 4;
     assert_eq!(after, format!("{}{}", &before[..begin], &before[end..]));
-    let bf16 = Place::made(
-        &support::synthetic::Synthetic::new(support::synthetic::small_config()).kind(support::synthetic::Kind::Bf16),
-    );
+    let bf16 = Place::made(&Synthetic::new(small_config()).kind(Kind::Bf16));
     edit_file(&bf16.source.join("config.json"), |bytes| bytes.extend(b" \n\t\n"));
     bf16.convert(&G32);
     assert_eq!(read(&bf16.container), read(&bf16.source));
