@@ -15,9 +15,10 @@ const NORM: &str = "model.norm.weight";
 const FIRST: &str = "model-00001-of-00003.safetensors";
 const LAST: &str = "model-00003-of-00003.safetensors";
 
-/// What is said about edits of the small model, one after the other.
+/// A change of the small model, with a title.
 type Edit = (&'static str, fn(&mut Shards));
 
+/// What is said about edits of the small model, one after the other.
 fn refusals(edits: &[Edit]) -> String {
     edits.iter().map(|(title, edit)| refusal(title, edit, &G32)).collect()
 }

@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 use support::convert::{G32, Place, refusal, small, text, weights};
 use support::shards::Shards;
 
+/// A change of the small model, with a title.
+type Edit = (&'static str, fn(&mut Shards));
+
 fn coliconv() -> Command {
     Command::cargo_bin("coliconv").unwrap()
 }
@@ -78,7 +81,7 @@ fn passes_that_would_emit_nothing() {
 
 #[test]
 fn config_values() {
-    let edits: [(&str, fn(&mut Shards)); 14] = [
+    let edits: [Edit; 14] = [
         ("another model", |s| s.set_config("model_type", json!("deepseek_v3"))),
         ("no model_type", |s| s.set_config("model_type", Value::Null)),
         ("other blocks", |s| s.set_config("quantization_config.weight_block_size", json!([64, 128]))),

@@ -160,9 +160,11 @@ impl Plan {
             output_bytes: c.output_bytes,
             sqnr_db: None,
         };
+        let mut files: Vec<ConvertFile> = self.files.iter().map(file).collect();
+        files.sort_by(|a, b| a.name.cmp(&b.name));
         ConvertReport {
             container: path_text(container),
-            files: self.files.iter().map(file).collect(),
+            files,
             classes: self.classes.iter().map(class).collect(),
             tensors: self.classes.iter().map(|c| c.tensors).sum(),
             source_bytes: self.source_bytes,
