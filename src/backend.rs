@@ -25,6 +25,15 @@ use crate::weights::Matrix;
 
 pub use tally::{Counters, Counts, Operation, Tally};
 
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The plain backend, the oracle of the others.
+    Reference,
+    /// The CPU.
+    Cpu,
+}
+
 /// How sums are formed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, strum::IntoStaticStr, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]

@@ -70,6 +70,18 @@ impl SourceFile {
             _ => Fault::io("read the file", &self.path, e),
         })
     }
+
+    /// Tells the system that the file will be read from its start to its end, so that it reads further ahead.
+    pub fn expect_sequential(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Sequential);
+    }
+
+    /// Asks the system to forget what it keeps of the file in memory, so that it is read from the disk again.
+    pub fn forget_cached(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+    }
 }
 
 #[cfg(unix)]
@@ -273,11 +285,21 @@ impl DirectoryLock {
     }
 }
 
+/// Memory that can be taken without swapping, in bytes, where the system tells.
+pub fn available_bytes() -> Option<u64> {
+    proc_bytes("/proc/meminfo", "MemAvailable:")
+}
+
+/// A line of a file of the Linux kernel that counts kB.
+fn proc_bytes(path: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// Anonymous resident memory of this process now, in bytes, where the system tells.
 pub fn anonymous_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    proc_bytes("/proc/self/status", "RssAnon:")
 }
 
 #[cfg(test)]

@@ -14,12 +14,14 @@
 //! Everything that can be wrong is a [`error::FaultKind`].
 
 pub mod backend;
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod container;
 pub mod convert;
 pub mod dequantize;
+pub mod diff;
 pub mod error;
 pub mod format;
 pub mod header;
@@ -29,10 +31,13 @@ pub mod json;
 pub mod limits;
 pub mod model;
 pub mod payload;
+pub mod progress;
 pub mod quantize;
 pub mod recipe;
 pub mod reference;
 pub mod report;
 pub mod roles;
 pub mod tensor;
+pub mod threads;
+pub mod verify;
 pub mod weights;

@@ -52,3 +52,11 @@ pub const BLOCK_SOURCE_BYTES: u64 = 2 << 20;
 pub const HASH_READ_BYTES: usize = 4 << 20;
 /// Longest line that is written to a terminal for one name before it is cut.
 pub const MAX_PRINTED_NAME: usize = 160;
+/// Elements that one task of a comparison works on; at least one row. Results depend on it in their last digits.
+pub const DIFF_BLOCK_ELEMENTS: u64 = 1 << 19;
+/// Bytes of each side that one task compares.
+pub const DIFF_READ_BYTES: usize = 1 << 20;
+/// Bytes of one step of verifying a file: small enough to stay in a core's own cache between reading and hashing.
+pub const VERIFY_READ_BYTES: usize = 256 << 10;
+/// Tensors that `diff` prints before it only counts the rest.
+pub const MAX_PRINTED_TENSORS: usize = 20;

@@ -1,10 +1,19 @@
 //! The JSON documents that commands print with `--json`. `schemas/` is generated from these types.
 
+mod bench;
+mod diff;
 pub mod inspect;
+mod verify;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
+pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
+pub use self::verify::{
+    CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyGpu, VerifyGreedy,
+    VerifyReport, VerifyTeacherForced, VerifyTokens,
+};
 pub use crate::error::Severity;
 use crate::error::{Fault, escaped, escaped_whole};
 

@@ -1,5 +1,7 @@
 //! Weights by name, whether they come from a checkpoint or from a container.
 
+mod model;
+
 use std::path::PathBuf;
 
 use byteorder::{ByteOrder, LittleEndian};
@@ -12,6 +14,8 @@ use crate::error::{Fault, FaultKind, Place, Result};
 use crate::format::Format;
 use crate::quantize::Decoder;
 use crate::tensor::Shape;
+
+pub use model::{Model, ModelKind, Stored};
 
 /// A matrix or vector in memory, still in its stored format. A vector of n elements is n rows of one column.
 #[derive(Debug, Clone, PartialEq)]

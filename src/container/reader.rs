@@ -372,7 +372,11 @@ pub struct Container {
 impl Container {
     /// Opens a container; every error of its survey is a reason to refuse it.
     pub fn open(directory: &Path) -> Result<Container, Faults> {
-        let mut survey = Survey::read(directory)?;
+        Container::from_survey(Survey::read(directory)?)
+    }
+
+    /// A survey without errors.
+    pub fn from_survey(mut survey: Survey) -> Result<Container, Faults> {
         let (errors, others) =
             std::mem::take(&mut survey.findings).into_iter().partition(|(s, _)| *s == Severity::Error);
         survey.findings = others;

@@ -115,6 +115,10 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
         }
         K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
+        K::ModelTooLarge { .. } => "give --level payload, or weights with --source; --memory raises the limit".into(),
+        K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
+            "the weights, config.json or the format are not those that the reference was made with".into()
+        }
         K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
         K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
         K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
@@ -125,6 +129,14 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::ReferenceAnonymous { .. } => "make sure that it was made from this very model".into(),
         K::ReferenceFingerprint { .. } => {
             "config.json or tokenizer.json differ: take the reference that belongs to this model".into()
+        }
+        K::SourceNeeded { .. } => "give --source CHECKPOINT".into(),
+        K::FlagUnused { .. } => "leave it out, or give --level weights".into(),
+        K::LevelOfContainers { .. } => "give --level payload, or the container made from it with --source".into(),
+        K::OtherReport => "choose another name for the report; only an earlier report is replaced".into(),
+        K::OtherModel { .. } => "give the checkpoint that the container was made from".into(),
+        K::NotTheSource { .. } => {
+            "the tensor was damaged, its scales are another tensor's, or it was made from another checkpoint".into()
         }
         _ => return None,
     };

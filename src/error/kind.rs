@@ -210,6 +210,8 @@ pub enum FaultKind {
     EmptyMatrix { format: Format, shape: Shape },
     #[error("the {pass} pass would emit nothing: {reason}")]
     EmptyPass { pass: &'static str, reason: String },
+    #[error("{flag} is {}, expected {expected}", escaped(found))]
+    FlagValue { flag: &'static str, expected: &'static str, found: String },
     #[error("{name} is not available in this version")]
     NotAvailable { name: &'static str },
     #[error("the container would break a limit of the colibri engine: {found} {}, at most {limit}", what)]
@@ -381,6 +383,36 @@ pub enum FaultKind {
         escaped(found)
     )]
     ReferenceFingerprint { reference: usize, expected: String, found: String },
+    #[error("the model needs {needed} bytes as f32, {available} are available")]
+    ModelTooLarge { needed: u64, available: u64 },
+    #[error(
+        "reference {reference}: {equal} of {total} {what} are equal; the first that is not is number {at}: expected {expected}, found {found}"
+    )]
+    TokensDiffer {
+        reference: usize,
+        what: &'static str,
+        equal: usize,
+        total: usize,
+        at: usize,
+        expected: u32,
+        found: u32,
+    },
+    #[error("reference {reference}: a log-probability differs by {found:.3e}, at most {tolerance:.0e} is rounding")]
+    LogprobsDiffer { reference: usize, found: f64, tolerance: f64 },
+
+    // ---- comparing and verifying -------------------------------------------------------------------------------
+    #[error("the level {level} compares a container with its source")]
+    SourceNeeded { level: &'static str },
+    #[error("{flag} has no use at the level {level}")]
+    FlagUnused { flag: &'static str, level: &'static str },
+    #[error("a checkpoint has nothing to be compared with at the level {level}")]
+    LevelOfContainers { level: &'static str },
+    #[error("the source is another model: {tensors} of the container's tensors are not there or have another shape; this one is {}, the container's is {container}", source_shape.as_ref().map_or("missing".to_owned(), Shape::to_string))]
+    OtherModel { tensors: usize, container: Shape, source_shape: Option<Shape> },
+    #[error("the tensors' checksums are {}, this program knows {expected}", escaped(found))]
+    ChecksumUnknown { expected: &'static str, found: String },
+    #[error("the file exists and is no report of this command")]
+    OtherReport,
 }
 
 impl FaultKind {

@@ -19,6 +19,9 @@ pub struct Matches {
     pub near_tie: usize,
     /// All positions.
     pub total: usize,
+    /// Number, expected and found id of the first real mismatch.
+    #[serde(skip)]
+    pub first_mismatch: Option<(usize, u32, u32)>,
 }
 
 impl Matches {
@@ -36,6 +39,7 @@ impl Matches {
             self.near_tie += 1;
             Outcome::NearTie
         } else {
+            self.first_mismatch = self.first_mismatch.or(Some((self.total - 1, expected, found)));
             Outcome::Mismatch
         }
     }
@@ -103,6 +107,7 @@ impl Matches {
             matched: self.matched + other.matched,
             near_tie: self.near_tie + other.near_tie,
             total: self.total + other.total,
+            first_mismatch: self.first_mismatch.or(other.first_mismatch),
         }
     }
 }
@@ -201,7 +206,7 @@ mod tests {
     }
 
     fn all(total: usize) -> Matches {
-        Matches { matched: total, near_tie: 0, total }
+        Matches { matched: total, total, ..Matches::default() }
     }
 
     #[test]
@@ -227,11 +232,17 @@ mod tests {
             pred[5] = (pred[5] + 1) % 40;
             let agreement = compare(model, &reference).unwrap();
             let total = PROMPT.len() + TOKENS;
-            assert_eq!(agreement.teacher_forced, Some(Matches { matched: total - 1, near_tie: 0, total }));
+            assert_eq!(
+                agreement.teacher_forced,
+                Some(Matches { matched: total - 1, near_tie: 0, total, first_mismatch: None })
+            );
             assert!(!agreement.good());
             reference.margin.as_mut().unwrap()[5] = NEAR_TIE_MARGIN * 0.99;
             let agreement = compare(model, &reference).unwrap();
-            assert_eq!(agreement.teacher_forced, Some(Matches { matched: total - 1, near_tie: 1, total }));
+            assert_eq!(
+                agreement.teacher_forced,
+                Some(Matches { matched: total - 1, near_tie: 1, total, first_mismatch: None })
+            );
             assert!(agreement.good());
             reference.margin = None;
             assert!(!compare(model, &reference).unwrap().good());
@@ -248,9 +259,17 @@ mod tests {
             text.extend(model.greedy(&text, TOKENS - 2, None).unwrap());
             reference.full_ids = text;
             let greedy = |reference: &Reference| compare(model, reference).unwrap().greedy.unwrap();
-            assert_eq!(greedy(&reference), Matches { matched: 1, near_tie: 0, total: TOKENS });
+            let stopped = greedy(&reference);
+            assert_eq!((stopped.matched, stopped.near_tie, stopped.total), (1, 0, TOKENS));
+            assert_eq!(
+                stopped.first_mismatch.map(|(at, expected, _)| (at, expected)),
+                Some((1, reference.full_ids[at]))
+            );
             reference.margin.as_mut().unwrap()[at - 1] = 0.0;
-            assert_eq!(greedy(&reference), Matches { matched: TOKENS - 1, near_tie: 1, total: TOKENS });
+            assert_eq!(
+                greedy(&reference),
+                Matches { matched: TOKENS - 1, near_tie: 1, total: TOKENS, first_mismatch: None }
+            );
             reference.greedy = false;
             assert_eq!(compare(model, &reference).unwrap().greedy, None);
         });
