@@ -51,10 +51,6 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum Later {
     /// Not available in this version
-    Diff(Anything),
-    /// Not available in this version
-    Verify(Anything),
-    /// Not available in this version
     Generate(Anything),
     /// Not available in this version
     Score(Anything),
@@ -68,8 +64,6 @@ enum Later {
     Pipeline(Anything),
     /// Not available in this version
     Devices(Anything),
-    /// Not available in this version
-    Bench(Anything),
 }
 
 /// Any arguments: the command is refused before they are looked at.
@@ -83,8 +77,6 @@ struct Anything {
 impl Later {
     fn name(&self) -> &'static str {
         match self {
-            Later::Diff(_) => "`coliconv diff`",
-            Later::Verify(_) => "`coliconv verify`",
             Later::Generate(_) => "`coliconv generate`",
             Later::Score(_) => "`coliconv score`",
             Later::Repair(_) => "`coliconv repair`",
@@ -92,7 +84,6 @@ impl Later {
             Later::Publish(_) => "`coliconv publish`",
             Later::Pipeline(_) => "`coliconv pipeline`",
             Later::Devices(_) => "`coliconv devices`",
-            Later::Bench(_) => "`coliconv bench`",
         }
     }
 }
@@ -132,7 +123,7 @@ pub(crate) fn threads(text: &str) -> Result<usize, String> {
 
 /// Threads for a command; 0 means one per core.
 pub(crate) fn pool(threads: usize) -> Result<rayon::ThreadPool, Faults> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.min(limits::MAX_THREADS)).build();
     pool.map_err(|e| Fault::new(Place::default(), FaultKind::Threads { message: e.to_string() }).into())
 }
 

@@ -34,12 +34,9 @@ fn modified(directory: &Path) -> Vec<(std::path::PathBuf, SystemTime)> {
 fn a_source_is_never_the_destination() {
     let mut told = String::new();
     let mut tell = |title: &str, place: &Place| told += &format!("## {title}\n{}\n", place.refused(&G32));
-    let place = Place::of(&small());
-    tell(
-        "the same path",
-        &Place { container: place.source.clone(), ..Place { source: place.source.clone(), ..Place::new() } },
-    );
     let mut link = Place::of(&small());
+    link.container = link.source.clone();
+    tell("the same path", &link);
     link.container = link.source.join(".").join("..").join("checkpoint/");
     tell("the same directory by another path", &link);
     link.container = link.root.path().join("link");
@@ -118,7 +115,8 @@ fn other_parameters_and_sources_are_refused() {
     );
     let bare = finished(&["--bare"]);
     tell("not bare after bare", &bare, &G32);
-    assert_snapshot!(told.replace(place.root.path().to_str().unwrap(), "[ROOT]"));
+    let told = told.replace(place.root.path().to_str().unwrap(), "[ROOT]");
+    assert_snapshot!(told);
 }
 
 #[test]
@@ -163,11 +161,12 @@ fn damaged_output_is_told_and_written_anew_once_it_is_gone() {
     told += &format!("## a byte less in another pass\n{}\n", place.refused(&G32));
     edit_file(&place.container.join("coliconv.manifest.json"), |bytes| bytes.truncate(1000));
     told += &format!("## half a manifest\n{}\n", place.refused(&G32));
-    assert_snapshot!(redact_sizes(&told));
+    let told = without_hashes(&told);
+    assert_snapshot!(told);
 }
 
 /// Hashes depend on every byte of the made-up data: what matters is that they are told.
-fn redact_sizes(text: &str) -> String {
+fn without_hashes(text: &str) -> String {
     let is_hash = |word: &str| word.len() == 64 && word.bytes().all(|b| b.is_ascii_hexdigit());
     let word = |word: &str| if is_hash(word.trim_end_matches(',')) { "[SHA-256]".to_owned() } else { word.to_owned() };
     text.split(' ').map(|w| w.split('\n').map(word).collect::<Vec<_>>().join("\n")).collect::<Vec<_>>().join(" ")

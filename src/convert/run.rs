@@ -24,6 +24,7 @@ use crate::limits;
 use crate::quantize::Decoder;
 use crate::report::{ConvertFile, ConvertReport, Finding, Severity};
 use crate::tensor::TensorName;
+use crate::threads;
 use crate::weights::{ReadBuffer, SourceRows};
 
 /// Squared signal and squared error of each class.
@@ -108,10 +109,7 @@ struct Work {
 
 impl Work {
     fn new(job: &Job) -> Result<Work> {
-        let threads = job.options.threads.min(limits::MAX_THREADS);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool =
-            pool.map_err(|e| Fault::io("start threads", &job.destination.directory, std::io::Error::other(e)))?;
+        let pool = threads::pool(job.options.threads, &job.destination.directory)?;
         // A block needs its source bytes, its codes and scales, and one row as f32.
         let share = job.options.memory.unwrap_or(u64::MAX) / (4 * pool.current_num_threads() as u64);
         Ok(Work { pool, block_bytes: share.min(limits::BLOCK_SOURCE_BYTES) })
