@@ -152,9 +152,7 @@ impl NewFile {
     /// Starts the file that is to become `path`, under a temporary name beside it. A temporary file left by a dead run is
     /// replaced. The mode is the umask's.
     pub fn create(path: &Path) -> Result<NewFile> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(TEMPORARY_SUFFIX);
-        let temporary = path.with_file_name(name);
+        let temporary = temporary_path(path);
         match fs::remove_file(&temporary) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 return Err(Fault::io("remove a temporary file of an earlier run", &temporary, e));
@@ -208,6 +206,19 @@ impl NewFile {
         })?;
         sync_directory(parent(&self.path))
     }
+}
+
+/// The temporary name beside `path`: as much of its name as leaves room for the ending.
+fn temporary_path(path: &Path) -> PathBuf {
+    const MAX_NAME_BYTES: usize = 255;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    if name.len() + TEMPORARY_SUFFIX.len() > MAX_NAME_BYTES {
+        let text = name.to_string_lossy().into_owned();
+        let end = text.floor_char_boundary(MAX_NAME_BYTES - TEMPORARY_SUFFIX.len());
+        name = text[..end].into();
+    }
+    name.push(TEMPORARY_SUFFIX);
+    path.with_file_name(name)
 }
 
 impl Drop for NewFile {
@@ -327,6 +338,16 @@ mod tests {
         write_whole(&path, b"two", true).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn names_may_be_as_long_as_the_file_system_allows() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["x".repeat(255), "é".repeat(127), "é".repeat(120)] {
+            write_whole(&dir.path().join(&name), b"one", false).unwrap();
+            assert_eq!(fs::read(dir.path().join(&name)).unwrap(), b"one");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     #[test]
