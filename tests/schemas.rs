@@ -10,6 +10,7 @@ use std::path::Path;
 use coliconv::container::manifest::Manifest;
 use coliconv::recipe::Settings;
 use coliconv::report::ConvertDocument;
+use coliconv::report::inspect::InspectDocument;
 use jsonschema::Validator;
 use schemars::{JsonSchema, schema_for};
 use serde_json::{Value, json};
@@ -60,6 +61,24 @@ fn reports_of_convert() {
     check(&validator, &refusal);
     assert!(!validator.is_valid(&json!({})) && !validator.is_valid(&json!({"refused": [1]})));
     assert!(!validator.is_valid(&json!({"container": "x"})));
+}
+
+#[test]
+fn reports_of_inspect() {
+    let validator = schema::<InspectDocument>("inspect");
+    let place = Place::of(&small());
+    place.convert(&[&G32[..], &["--mtp"]].concat());
+    let shard = place.container.join("out-00000.safetensors");
+    for (path, kind) in [(&place.source, "checkpoint"), (&place.container, "container"), (&shard, "file")] {
+        for arguments in [&[][..], &["--stats", "--values", "2", "--tensor", "*.o_proj.weight"]] {
+            let mut command = assert_cmd::Command::cargo_bin("coliconv").unwrap();
+            let output = command.arg("inspect").arg(path).args(arguments).arg("--json").output().unwrap();
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            check(&validator, &report);
+            assert_eq!(report["kind"], kind);
+        }
+    }
+    assert!(!validator.is_valid(&json!({"kind": "checkpoint"})));
 }
 
 #[test]
