@@ -115,9 +115,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Parses a number of threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    let limit = limits::MAX_THREADS;
+    text.parse().ok().filter(|&threads| threads <= limit).ok_or_else(|| format!("expected a number up to {limit}"))
+}
+
 /// Threads for a command; 0 means one per core.
 pub(crate) fn pool(threads: usize) -> Result<rayon::ThreadPool, Faults> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.min(limits::MAX_THREADS)).build();
     pool.map_err(|e| Fault::new(Place::default(), FaultKind::Threads { message: e.to_string() }).into())
 }
 

@@ -37,7 +37,7 @@ pub struct Options {
     pub allowed: Allowed,
     /// Start although the free space is short.
     pub force: bool,
-    /// Threads; 0 for one per core.
+    /// Threads, [`MAX_THREADS`](crate::limits::MAX_THREADS) at most; 0 for one per core.
     pub threads: usize,
     /// Memory for buffers, in bytes.
     pub memory: Option<u64>,

@@ -42,6 +42,8 @@ pub const MAX_HEADS: u64 = 4096;
 pub const MAX_STOP_IDS: usize = 8;
 /// Findings that a text report prints before it only counts the rest.
 pub const MAX_PRINTED_FINDINGS: usize = 20;
+/// Most threads: more than any machine has cores, and few enough to be started.
+pub const MAX_THREADS: usize = 1024;
 /// Tensors that a text report lists one by one before it joins alike ones.
 pub const MAX_LISTED_TENSORS: usize = 1000;
 /// Source bytes that one task of a conversion works on; at least one row.

@@ -10,6 +10,7 @@ use crate::error::{Fault, FaultKind, Place, Result};
 use crate::io::read_small;
 use crate::limits;
 use crate::recipe::Settings;
+use crate::report::Finding;
 use crate::tensor::{Shape, TensorName};
 
 /// Name of the file.
@@ -31,7 +32,7 @@ pub struct Manifest {
     pub model_type: String,
     /// Name of the tensors' checksum: `xxh3-64`.
     pub checksum: String,
-    /// The settings as given.
+    /// The settings as given, those of the main pass first.
     pub recipe: Settings,
     /// For each pass that was converted, what decided its bytes.
     pub passes: BTreeMap<String, BTreeMap<String, String>>,
@@ -44,7 +45,7 @@ pub struct Manifest {
     /// The weights, by name.
     pub tensors: BTreeMap<TensorName, TensorRecord>,
     /// What was accepted although it is odd.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Finding>,
 }
 
 /// What identifies a file of the source.

@@ -336,8 +336,9 @@ impl Survey {
             return self.found(Severity::Note, Place::file(&self.directory), kind);
         }
         let absent = census.absent(&|name| self.weights.contains_key(name));
-        let unknown: Vec<TensorName> =
-            self.weights.iter().filter(|(_, weight)| weight.role.is_none()).map(|(name, _)| name.clone()).collect();
+        let unknown = self.weights.iter().filter(|(_, weight)| weight.role.is_none());
+        let unknown: Vec<Place> =
+            unknown.map(|(name, weight)| Place::tensor(self.files[weight.file].file.path(), name.clone())).collect();
         for fault in absent.faults {
             let place = Place { file: Some(self.directory.clone()), ..fault.place };
             self.error(place, *fault.kind);
@@ -350,8 +351,8 @@ impl Survey {
             };
             self.found(severity, Place::file(&self.directory), FaultKind::PassAbsent { what });
         }
-        if !unknown.is_empty() {
-            self.warning(Place::file(&self.directory), FaultKind::UnknownTensors { names: unknown });
+        for place in unknown {
+            self.warning(place, FaultKind::UnknownTensor);
         }
     }
 }

@@ -8,10 +8,15 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
     let text = match kind {
         K::Io { source, .. } => return io_hint(source),
         K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
-        K::NotFound => "give the directory that holds config.json and the .safetensors files".into(),
-        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::DataTruncated { .. } => {
-            "the file is truncated or is not a safetensors file: download it again".into()
-        }
+        K::DanglingLink => "download the file again, or remove the link".into(),
+        K::NotFound | K::NotADirectory => "give the directory that holds config.json and the .safetensors files".into(),
+        K::HeaderTruncated { .. }
+        | K::HeaderLength { .. }
+        | K::HeaderTooLarge { .. }
+        | K::HeaderNotUtf8
+        | K::HeaderNotObject
+        | K::HeaderSyntax { .. }
+        | K::DataTruncated { .. } => "the file is truncated or is not a safetensors file: download it again".into(),
         K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } | K::SpanMismatch { .. } => {
             "the file was written by a broken tool or damaged: download or make it again".into()
         }
@@ -21,7 +26,9 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
             "download the file and model.safetensors.index.json again, from the same revision".into()
         }
-        K::IndexMissing { .. } => "download model.safetensors.index.json from the same repository".into(),
+        K::IndexMissing { .. } | K::IndexPath { .. } | K::IndexSyntax { .. } | K::DuplicateInIndex => {
+            "download model.safetensors.index.json from the same repository".into()
+        }
         K::TotalSize { .. } => {
             "the weights are read by their headers, which are consistent; only the index is wrong".into()
         }
@@ -33,11 +40,13 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
+        K::HeadMissing => "download the file that holds it, or take config.json from the model's repository".into(),
+        K::HeadTied => "set `tie_word_embeddings` to false to keep the head, or remove it to tie it".into(),
         K::ShapeMismatch { .. } => "config.json and the weights are of different models".into(),
-        K::UnknownTensors { names } if names.iter().any(|n| n.as_str().contains("language_model.")) => {
+        K::NestedTensor { .. } => {
             "names nested under another prefix are not converted: extract the language model first".into()
         }
-        K::UnknownTensors { .. } => {
+        K::UnknownTensor => {
             "remove what does not belong to the model, or check that config.json is this model's".into()
         }
         K::SourceFormat { .. } | K::SourceDtype { .. } | K::SourceQuantization { .. } => {

@@ -5,7 +5,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::{escaped, listed};
+use super::{escaped, escaped_whole, listed};
 use crate::format::{ByteCounts, Format};
 use crate::tensor::{Dtype, Shape, TensorName};
 
@@ -28,6 +28,10 @@ pub enum FaultKind {
     NotFound,
     #[error("not a directory")]
     NotADirectory,
+    #[error("not a regular file")]
+    NotAFile,
+    #[error("the link leads to a file that does not exist")]
+    DanglingLink,
     #[error("cannot start threads: {message}")]
     Threads { message: String },
 
@@ -42,7 +46,7 @@ pub enum FaultKind {
     HeaderNotUtf8,
     #[error("the header is not a JSON object")]
     HeaderNotObject,
-    #[error("the header does not parse: {message}")]
+    #[error("the header does not parse: {}", escaped_whole(message))]
     HeaderSyntax { message: String },
     #[error("the header is padded with byte {found:#04x}, expected spaces")]
     HeaderPadding { found: u8 },
@@ -58,7 +62,7 @@ pub enum FaultKind {
     EntryKeyMissing { key: &'static str },
     #[error("the entry has `{}` twice", escaped(key))]
     EntryKeyTwice { key: String },
-    #[error("the entry does not parse: {message}")]
+    #[error("the entry does not parse: {}", escaped_whole(message))]
     EntrySyntax { message: String },
     #[error("unknown dtype {}", escaped(found))]
     UnknownDtype { found: String },
@@ -86,7 +90,7 @@ pub enum FaultKind {
     Misaligned { dtype: Dtype, offset: u64, alignment: u64 },
 
     // ---- index and set of files --------------------------------------------------------------------------------
-    #[error("the index does not parse: {message}")]
+    #[error("the index does not parse: {}", escaped_whole(message))]
     IndexSyntax { message: String },
     #[error("the index names the tensor twice")]
     DuplicateInIndex,
@@ -116,7 +120,7 @@ pub enum FaultKind {
     TooManyFiles { found: usize, limit: usize },
 
     // ---- config ------------------------------------------------------------------------------------------------
-    #[error("the file does not parse: {message}")]
+    #[error("the file does not parse: {}", escaped_whole(message))]
     JsonSyntax { message: String },
     #[error("`{key}` is missing")]
     ConfigMissing { key: &'static str },
@@ -138,8 +142,10 @@ pub enum FaultKind {
     TensorMissing { shape: Shape },
     #[error("the shape is {found}, config.json asks for {expected}")]
     ShapeMismatch { expected: Shape, found: Shape },
-    #[error("the model has no such tensor: {}", listed(names))]
-    UnknownTensors { names: Vec<TensorName> },
+    #[error("the model has no such tensor")]
+    UnknownTensor,
+    #[error("the model has no such tensor, only {within}")]
+    NestedTensor { within: TensorName },
     #[error("layer {layer} is missing altogether: {tensors} tensors")]
     LayerMissing { layer: u64, tensors: usize },
     #[error("the indexer of layer {layer} is missing altogether: {tensors} tensors")]
@@ -150,7 +156,7 @@ pub enum FaultKind {
     PassAbsent { what: &'static str },
     #[error("lm_head.weight is missing and `tie_word_embeddings` is not true")]
     HeadMissing,
-    #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs or may differ from the embedding")]
+    #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs from the embedding")]
     HeadTied,
 
     // ---- source values -----------------------------------------------------------------------------------------
@@ -184,9 +190,9 @@ pub enum FaultKind {
     TwoBitsGrouped { class: &'static str, group_size: u64 },
     #[error("group size {found} is not one of row, 16, 32, 48, 64, 96, 128, 192, 256")]
     GroupSize { found: u64 },
-    #[error("the recipe does not parse: {message}")]
+    #[error("the recipe does not parse: {}", escaped_whole(message))]
     RecipeSyntax { message: String },
-    #[error("the glob `{}` is malformed: {message}", escaped(glob))]
+    #[error("the glob `{}` is malformed: {}", escaped(glob), escaped_whole(message))]
     Glob { glob: String, message: String },
     #[error("the rule `{}` matches no matrix of this conversion", escaped(glob))]
     RuleUnused { glob: String },
@@ -211,6 +217,8 @@ pub enum FaultKind {
     #[error("the container would break a limit of the colibri engine: {found} {}, at most {limit}", what)]
     EngineLimit { what: &'static str, found: u64, limit: u64 },
 
+    #[error("the file's name is not valid UTF-8, so the file is not carried along")]
+    NameNotUtf8,
     #[error("the file has {found} bytes and is not carried along; small files have at most {limit}")]
     NotCarried { limit: u64, found: u64 },
 
@@ -225,17 +233,22 @@ pub enum FaultKind {
     // ---- destination -------------------------------------------------------------------------------------------
     #[error("source and destination are the same directory")]
     SameDirectory,
-    #[error("the destination is the same file as {} of the source", escaped(&other.to_string_lossy()))]
+    #[error("the destination is the same file as {} of the source", escaped_whole(&other.to_string_lossy()))]
     SameFile { other: PathBuf },
     #[error("the destination is a file")]
     DestinationIsFile,
     #[error("the directory exists and holds {}, which this conversion did not write", listed(found))]
     DestinationUsed { found: Vec<String> },
-    #[error("the {pass} pass of this container was made with other parameters: {parameter} was {found}, now {wanted}")]
+    #[error(
+        "the {pass} pass of this container was made with other parameters: {} was {}, now {}",
+        escaped(parameter),
+        escaped_whole(found),
+        escaped_whole(wanted)
+    )]
     OtherParameters { pass: &'static str, parameter: String, found: String, wanted: String },
     #[error("the {pass} pass of this container was begun and is not finished")]
     PassUnfinished { pass: &'static str },
-    #[error("this container was made from another source: {what}")]
+    #[error("this container was made from another source: {}", escaped_whole(what))]
     OtherSource { what: String },
     #[error(
         "the file was finished by an earlier run, but its bytes have changed since: expected {expected}, found {found}"
@@ -253,7 +266,7 @@ pub enum FaultKind {
     FileVersion { expected: u64, found: u64 },
 
     // ---- containers --------------------------------------------------------------------------------------------
-    #[error("the stamps do not parse: {message}")]
+    #[error("the stamps do not parse: {}", escaped_whole(message))]
     StampSyntax { message: String },
     #[error("two stamps: {} and {}", escaped(one), escaped(other))]
     StampConflict { one: String, other: String },

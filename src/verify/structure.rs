@@ -59,7 +59,7 @@ impl Topic {
             K::EngineLimit { what: "stamps", .. } => Topic::Stamps,
             K::EngineLimit { .. } => Topic::Config,
             K::SmallFileMissing { .. } => Topic::SmallFiles,
-            K::TensorMissing { .. } | K::ShapeMismatch { .. } | K::UnknownTensors { .. } => Topic::Census,
+            K::TensorMissing { .. } | K::ShapeMismatch { .. } | K::UnknownTensor => Topic::Census,
             K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => Topic::Census,
             K::PassAbsent { .. } | K::HeadMissing | K::HeadTied => Topic::Census,
             K::StoredDtype { .. } | K::StoredShape { .. } | K::StoredBytes { .. } | K::NoFormat { .. } => Topic::Counts,

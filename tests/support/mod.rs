@@ -2,5 +2,6 @@
 #![allow(dead_code)]
 
 pub mod containers;
+pub mod convert;
 pub mod shards;
 pub mod synthetic;
