@@ -73,8 +73,9 @@ fn nothing_foreign_is_touched() {
     fs::write(inside.container.join("out-00007.safetensors"), "mine").unwrap();
     fs::write(inside.container.join("notes.txt"), "mine").unwrap();
     tell("a finished container with other files", &inside);
-    fs::remove_file(inside.container.join("notes.txt")).unwrap();
     fs::remove_file(inside.container.join("out-00007.safetensors")).unwrap();
+    inside.convert(&G32);
+    assert_eq!(fs::read(inside.container.join("notes.txt")).unwrap(), b"mine");
     edit_file(&inside.container.join("tokenizer.json"), |bytes| bytes.push(b'\n'));
     tell("a finished container with a changed small file", &inside);
     inside.container = inside.root.path().join("no/such/parent/../container");

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::small::{self, SmallFile};
 use super::{Options, Plan};
-use crate::checkpoint::{Checkpoint, INDEX_FILE};
-use crate::container::manifest::{FileRecord, MANIFEST_FILE, Manifest, SourceIdentity, TensorRecord, hex};
-use crate::container::progress::{PROGRESS_FILE, PROGRESS_VERSION, Progress};
+use crate::checkpoint::Checkpoint;
+use crate::container::manifest::{FileRecord, Manifest, SourceIdentity, TensorRecord, hex};
+use crate::container::progress::{PROGRESS_VERSION, Progress};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{TEMPORARY_SUFFIX, is_same_file};
 use crate::limits;
@@ -121,14 +121,11 @@ impl Destination {
         let recorded = recorded.chain(progress.iter().flat_map(|p| &p.files)).map(|file| &file.name);
         let planned = plan.files.iter().map(|file| &file.name).chain(self.small.iter().map(|file| &file.name));
         let ours: HashSet<&String> = recorded.chain(planned).collect();
-        let known = |name: &String| {
-            name.ends_with(TEMPORARY_SUFFIX)
-                || [MANIFEST_FILE, PROGRESS_FILE, INDEX_FILE].contains(&name.as_str())
-                || ours.contains(name)
-        };
+        // In a directory that is ours a user's notes are no obstacle: they are never touched. Weight files would be read.
+        let harmless = |name: &String| !name.ends_with(".safetensors") || ours.contains(name);
         let foreign: Vec<String> = match (&manifest, &progress) {
             (None, None) => names.iter().filter(|name| !name.ends_with(TEMPORARY_SUFFIX)).cloned().collect(),
-            _ => names.iter().filter(|name| !known(name)).cloned().collect(),
+            _ => names.iter().filter(|name| !harmless(name)).cloned().collect(),
         };
         if !foreign.is_empty() {
             return Err(Fault::new(Place::file(directory), FaultKind::DestinationUsed { found: foreign }).into());
