@@ -34,6 +34,7 @@ pub struct Digests {
 impl<'a> FileWriter<'a> {
     /// Starts the file `name` of a directory and writes its header.
     pub fn create(directory: &Path, name: &'a str, layout: &'a FileLayout) -> Result<FileWriter<'a>> {
+        check_head(layout);
         let path = directory.join(name);
         let file = NewFile::create(&path)?;
         file.set_len(layout.bytes)?;
@@ -60,6 +61,23 @@ impl<'a> FileWriter<'a> {
     /// The final path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// What others will read the header with agrees with the layout: a mistake here would spoil every byte that follows.
+///
+/// # Panics
+///
+/// If it does not.
+fn check_head(layout: &FileLayout) {
+    let theirs: safetensors::tensor::Metadata =
+        serde_json::from_slice(&layout.head[8..]).expect("the safetensors crate reads the header");
+    let begin = layout.head.len() as u64;
+    for tensor in &layout.tensors {
+        let info = theirs.info(tensor.name.as_str()).expect("the safetensors crate finds the tensor");
+        let (from, to) = info.data_offsets;
+        let span = (from as u64 + begin, to as u64 + begin);
+        assert_eq!(span, (tensor.offset, tensor.offset + tensor.bytes), "place of {}", tensor.name);
     }
 }
 
