@@ -1,5 +1,7 @@
 //! What integration tests share. Each test program uses a part of it.
 #![allow(dead_code)]
 
+pub mod bad;
+pub mod checksums;
 pub mod shards;
 pub mod synthetic;

@@ -1,0 +1,3 @@
+use crate::Row;
+
+pub const INDEX: &[Row] = &[];

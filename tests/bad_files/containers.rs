@@ -1,0 +1,5 @@
+use crate::Row;
+
+pub const CENSUS: &[Row] = &[];
+
+pub const BYTES: &[Row] = &[];

@@ -1,0 +1,5 @@
+use crate::Row;
+
+pub const STAMPS: &[Row] = &[];
+
+pub const MANIFEST: &[Row] = &[];

@@ -1,0 +1,5 @@
+use crate::Row;
+
+pub const BAD: &[Row] = &[];
+
+pub const ODD: &[Row] = &[];
