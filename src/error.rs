@@ -180,6 +180,12 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
+/// Whether a character is a control character or a mark that reorders or hides text, which is as dangerous on a terminal.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// Text from a file, made safe to print: control and formatting characters escaped, very long text cut.
 pub fn escaped(text: &str) -> impl fmt::Display + '_ {
     struct Escaped<'a>(&'a str);
@@ -190,9 +196,7 @@ pub fn escaped(text: &str) -> impl fmt::Display + '_ {
                 if i == limits::MAX_PRINTED_NAME {
                     return write!(f, "… ({} bytes)", self.0.len());
                 }
-                // Marks that reorder or hide text are as dangerous on a terminal as control characters.
-                let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-                if c.is_control() || hidden {
+                if is_unprintable(c) {
                     write!(f, "{}", c.escape_default())?;
                 } else {
                     f.write_char(c)?;

@@ -9,12 +9,14 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Io { source, .. } => return io_hint(source),
         K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
         K::NotFound => "give the directory that holds config.json and the .safetensors files".into(),
-        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::DataTruncated { .. } => {
+        K::GitLfsPointer => "run `git lfs pull`, or download the file itself".into(),
+        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::HeaderTooLarge { .. } | K::DataTruncated { .. } => {
             "the file is truncated or is not a safetensors file: download it again".into()
         }
-        K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } | K::SpanMismatch { .. } => {
+        kind if is_broken_header(kind) => {
             "the file was written by a broken tool or damaged: download or make it again".into()
         }
+        K::NameUnprintable => "no model has such a name: ask where the file comes from".into(),
         K::DuplicateInFiles { .. } | K::TensorElsewhere { .. } => {
             "remove the file that does not belong to the model".into()
         }
@@ -108,6 +110,21 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         _ => return None,
     };
     Some(text)
+}
+
+/// What no correct writer of safetensors files writes.
+fn is_broken_header(kind: &FaultKind) -> bool {
+    use FaultKind as K;
+    match kind {
+        K::HeaderNotUtf8 | K::HeaderNotObject | K::HeaderSyntax { .. } | K::HeaderPadding { .. } => true,
+        K::MetadataNotStrings { .. } | K::MetadataTwice | K::MetadataKeyTwice { .. } => true,
+        K::DuplicateInHeader | K::NameLength { .. } => true,
+        K::EntryKeyMissing { .. } | K::EntryKeyTwice { .. } | K::EntryKeyUnknown { .. } | K::EntrySyntax { .. } => true,
+        K::UnknownDtype { .. } | K::RankTooLarge { .. } | K::SizeOverflow { .. } | K::SpanMismatch { .. } => true,
+        K::OffsetsBackwards { .. } | K::OffsetsOverflow { .. } | K::OffsetsOutside { .. } => true,
+        K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } => true,
+        _ => false,
+    }
 }
 
 fn io_hint(source: &std::io::Error) -> Option<String> {

@@ -34,6 +34,8 @@ pub enum FaultKind {
     // ---- safetensors header ------------------------------------------------------------------------------------
     #[error("the file has {file_bytes} bytes, too few for a safetensors header")]
     HeaderTruncated { file_bytes: u64 },
+    #[error("a Git LFS pointer stands in the place of the file")]
+    GitLfsPointer,
     #[error("the header's length is {found} bytes, but only {available} follow in the file")]
     HeaderLength { found: u64, available: u64 },
     #[error("the header's length is {found} bytes, at most {limit} are read")]
@@ -52,12 +54,20 @@ pub enum FaultKind {
     TooManyTensors { found: usize, limit: usize },
     #[error("the tensor's name has {found} bytes, expected 1 to {limit}")]
     NameLength { found: usize, limit: usize },
-    #[error("`__metadata__` is not an object of strings")]
-    MetadataNotStrings,
+    #[error("`__metadata__`{} is {}, expected {}", key.as_ref().map(|key| format!(" has `{}`, which", escaped(key))).unwrap_or_default(), escaped(found), if key.is_some() { "a string" } else { "an object of strings" })]
+    MetadataNotStrings { key: Option<String>, found: String },
+    #[error("the header has `__metadata__` twice")]
+    MetadataTwice,
+    #[error("`__metadata__` has `{}` twice", escaped(key))]
+    MetadataKeyTwice { key: String },
+    #[error("the name holds control characters or marks that hide or reorder text")]
+    NameUnprintable,
     #[error("the entry lacks `{key}`")]
     EntryKeyMissing { key: &'static str },
     #[error("the entry has `{}` twice", escaped(key))]
     EntryKeyTwice { key: String },
+    #[error("the entry has `{}`, expected only `dtype`, `shape` and `data_offsets`", escaped(key))]
+    EntryKeyUnknown { key: String },
     #[error("the entry does not parse: {message}")]
     EntrySyntax { message: String },
     #[error("unknown dtype {}", escaped(found))]
@@ -70,6 +80,8 @@ pub enum FaultKind {
     OffsetsBackwards { begin: u64, end: u64 },
     #[error("`data_offsets` are {begin}..{end}: they do not fit in 64 bits")]
     OffsetsOverflow { begin: u64, end: u64 },
+    #[error("`data_offsets` are {begin}..{end}: the data have {data_bytes} bytes")]
+    OffsetsOutside { begin: u64, end: u64, data_bytes: u64 },
     #[error(
         "the file is cut off: its header describes {expected} bytes, it has {found}; {tensors} tensors are incomplete, this one first"
     )]
