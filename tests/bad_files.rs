@@ -185,7 +185,8 @@ fn the_committed_files_are_those_of_the_generator() {
         };
         let (committed, made) = (relative(&fixtures()), relative(made.path()));
         assert_eq!(committed.keys().collect::<Vec<_>>(), made.keys().collect::<Vec<_>>());
-        let differing: Vec<_> = committed.iter().filter(|(path, bytes)| made[*path] != **bytes).map(|(p, _)| p).collect();
+        let differing: Vec<_> =
+            committed.iter().filter(|(path, bytes)| made[*path] != **bytes).map(|(p, _)| p).collect();
         assert!(differing.is_empty(), "run `cargo run --example make_bad_files`: {differing:?} differ");
     }
     let folders: Vec<&str> = bad::groups().iter().map(|group| group.name).collect();
@@ -227,8 +228,12 @@ fn indexes_are_refused() {
 
 #[test]
 fn containers_are_refused() {
-    let tables =
-        [("census", containers::CENSUS), ("container", containers::BYTES), ("stamps", declared::STAMPS), ("manifest", declared::MANIFEST)];
+    let tables = [
+        ("census", containers::CENSUS),
+        ("container", containers::BYTES),
+        ("stamps", declared::STAMPS),
+        ("manifest", declared::MANIFEST),
+    ];
     for (group, table) in tables {
         let told = check(&fixtures().join("bad").join(group), table, survey_container, Path::to_path_buf);
         insta::assert_snapshot!(group, told);

@@ -6,7 +6,7 @@
 mod declared;
 mod weight;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::manifest::{MANIFEST_FILE, Manifest};
@@ -181,6 +181,8 @@ impl Survey {
                 Ok((header, file)) => {
                     let odd = header.misaligned(&path);
                     self.findings.extend(odd.into_iter().map(|fault| (Severity::Note, fault)));
+                    let odd = header.odd_names(&path);
+                    self.findings.extend(odd.into_iter().map(|fault| (Severity::Warning, fault)));
                     for tensor in header.tensors().iter().filter(|t| !t.dtype.engine_reads()) {
                         let kind = FaultKind::EngineDtype { dtype: tensor.dtype };
                         self.error(Place::tensor(&path, tensor.name.clone()), kind);
@@ -255,12 +257,19 @@ impl Survey {
         let mut found = Vec::new();
         let mut missing: BTreeMap<&str, usize> = BTreeMap::new();
         let mut total = 0;
+        let all = self.files.iter().enumerate().flat_map(|(f, file)| file.header.tensors().iter().map(move |t| (f, t)));
+        let copies: HashSet<(&str, &TensorName)> = all
+            .filter(|(f, tensor)| located[&tensor.name].0 != *f)
+            .map(|(f, tensor)| (self.files[f].name.as_str(), &tensor.name))
+            .collect();
         for (name, file) in index.entries() {
             let path = self.directory.join(file);
             match located.get(name) {
                 Some(&(f, t)) if self.files[f].name == file => total += self.files[f].header.tensors()[t].bytes,
                 _ if self.unreadable.iter().any(|name| name == file) => {}
                 _ if !path.exists() => *missing.entry(file).or_default() += 1,
+                // A second copy is not the located one; that there are two is told elsewhere.
+                _ if copies.contains(&(file, name)) => {}
                 _ => found.push((Place::tensor(path, name.clone()), FaultKind::TensorNotInShard)),
             }
         }
@@ -269,9 +278,13 @@ impl Survey {
         }
         for file in &self.files {
             for tensor in file.header.tensors() {
-                if index.file_of(tensor.name.as_str()).is_none() {
-                    let place = Place::tensor(file.file.path(), tensor.name.clone());
-                    found.push((place, FaultKind::TensorNotInIndex));
+                let place = || Place::tensor(file.file.path(), tensor.name.clone());
+                match index.file_of(tensor.name.as_str()) {
+                    None => found.push((place(), FaultKind::TensorNotInIndex)),
+                    Some(other) if other != file.name => {
+                        found.push((place(), FaultKind::TensorElsewhere { other: other.to_owned() }));
+                    }
+                    Some(_) => {}
                 }
             }
         }

@@ -23,9 +23,13 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
             "download the file and model.safetensors.index.json again, from the same revision".into()
         }
+        K::IndexSyntax { .. } | K::DuplicateInIndex | K::IndexPath { .. } => {
+            "download model.safetensors.index.json again".into()
+        }
+        K::FileNotInIndex { .. } => "remove the file if it does not belong to the model".into(),
         K::IndexMissing { .. } => "download model.safetensors.index.json from the same repository".into(),
-        K::TotalSize { .. } => {
-            "the weights are read by their headers, which are consistent; only the index is wrong".into()
+        K::TotalSize { .. } | K::TotalSizeMissing => {
+            "nothing depends on it: the weights are read by their headers".into()
         }
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),

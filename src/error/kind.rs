@@ -110,6 +110,8 @@ pub enum FaultKind {
     TensorNotInShard,
     #[error("the file holds the tensor, but the index does not name it")]
     TensorNotInIndex,
+    #[error("the index does not name this file; its {tensors} tensors are read all the same")]
+    FileNotInIndex { tensors: usize },
     #[error("the index says that file {} holds the tensor, but this one does too", escaped(other))]
     TensorElsewhere { other: String },
     #[error("the tensor is also in {}", escaped(other))]

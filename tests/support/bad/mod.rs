@@ -14,7 +14,6 @@ mod model;
 use std::fs;
 use std::path::Path;
 
-
 /// Makes one case at a path that does not exist yet: a file or a directory.
 pub type Make = fn(&Path);
 
