@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::read_small;
-use crate::json::Object;
+use crate::json::repeated_key;
 use crate::limits;
 
 /// Name of the file.
@@ -158,15 +158,15 @@ pub fn stop_ids(directory: &Path, config: &Config) -> Result<Vec<u64>, Faults> {
     Ok(ids)
 }
 
-/// A JSON object without repeated keys at its top.
+/// A JSON object without repeated keys, however deep.
 pub fn parse_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, Fault> {
     let syntax = |message: String| Fault::new(Place::file(path), FaultKind::JsonSyntax { message });
     let text = std::str::from_utf8(bytes).map_err(|e| syntax(e.to_string()))?;
-    let object = Object::parse(text).map_err(|e| syntax(e.to_string()))?;
-    if let Some(key) = object.duplicates().first() {
-        return Err(syntax(format!("`{}` appears twice", crate::error::escaped(key))));
+    let object = serde_json::from_str(text).map_err(|e| syntax(e.to_string()))?;
+    match repeated_key(text) {
+        None => Ok(object),
+        Some(key) => Err(syntax(format!("`{}` appears twice", crate::error::escaped(&key)))),
     }
-    serde_json::from_str(text).map_err(|e| syntax(e.to_string()))
 }
 
 /// Reads keys of an object, collecting what is wrong with them.
@@ -366,7 +366,7 @@ impl Keys<'_> {
             Some(other) => self.wrong("rope_parameters.rope_type", "\"default\"", other),
         }
         match rope.get("rope_theta") {
-            None => {
+            None | Some(Value::Null) => {
                 self.silent.push(("rope_parameters.rope_theta", "the colibri engine then takes 10000"));
                 ENGINE_THETA
             }

@@ -33,6 +33,9 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
+        K::JsonSyntax { .. } => "download or copy the file again".into(),
+        K::ConfigMissing { key } => format!("take `{key}` from the model's original config.json"),
+        K::ConfigValue { .. } => "take config.json from the model's repository".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
         K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
