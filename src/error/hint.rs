@@ -102,6 +102,9 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::StoredDtype { found: crate::tensor::Dtype::F16, .. } => {
             "F16 scales have the byte count of twice the group size and would be misread silently".into()
         }
+        kind if is_broken_manifest(kind) => {
+            "download the manifest again with the files that it belongs to, or convert again".into()
+        }
         K::NumberingGap { .. } | K::ManifestFileMissing => "download or convert the missing files".into(),
         K::ManifestFileSize { .. } | K::FileHash { .. } | K::TensorChecksum { .. } => {
             "the file has changed since it was converted: download or convert it again".into()
@@ -130,6 +133,17 @@ fn is_broken_header(kind: &FaultKind) -> bool {
         K::UnknownDtype { .. } | K::RankTooLarge { .. } | K::SizeOverflow { .. } | K::SpanMismatch { .. } => true,
         K::OffsetsBackwards { .. } | K::OffsetsOverflow { .. } | K::OffsetsOutside { .. } => true,
         K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } => true,
+        _ => false,
+    }
+}
+
+/// A manifest that is damaged or of other files.
+fn is_broken_manifest(kind: &FaultKind) -> bool {
+    use FaultKind as K;
+    match kind {
+        K::ManifestPath { .. } | K::ManifestFileTwice | K::ManifestFormat { .. } => true,
+        K::ManifestIncomplete { .. } | K::ManifestChecksum { .. } | K::ManifestFileUnknown => true,
+        K::ManifestTensorMissing | K::ManifestTensorUnknown | K::ManifestTensorDiffers { .. } => true,
         _ => false,
     }
 }

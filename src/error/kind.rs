@@ -297,6 +297,14 @@ pub enum FaultKind {
     ScalesApart { codes: String, scales: String },
     #[error("the series {series}… has {found} files up to number {last}: {} missing", listed(missing))]
     NumberingGap { series: &'static str, found: usize, last: usize, missing: Vec<String> },
+    #[error("the manifest names the file {}, which is not a plain file name", escaped(found))]
+    ManifestPath { found: String },
+    #[error("the manifest names the file twice")]
+    ManifestFileTwice,
+    #[error("the manifest gives no {what} for the tensor")]
+    ManifestIncomplete { what: &'static str },
+    #[error("the manifest's checksums are {}, expected {expected}", escaped(found))]
+    ManifestChecksum { expected: &'static str, found: String },
     #[error("the manifest names this file, which is missing")]
     ManifestFileMissing,
     #[error("the manifest gives {expected} bytes, the file has {found}")]

@@ -1,8 +1,9 @@
 //! What manifest and stamps declare, against what is there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Survey;
+use crate::container::manifest::{CHECKSUM, FileRecord, MANIFEST_FILE, TensorRecord};
 use crate::error::{FaultKind, Place};
 use crate::tensor::TensorName;
 
@@ -29,18 +30,13 @@ impl Survey {
     /// The manifest against files and headers, both ways.
     pub(super) fn check_manifest(&mut self, located: &Located) {
         let Some(manifest) = self.manifest.take() else { return };
+        if manifest.checksum != CHECKSUM {
+            let kind = FaultKind::ManifestChecksum { expected: CHECKSUM, found: manifest.checksum.clone() };
+            self.error(Place::file(self.directory.join(MANIFEST_FILE)), kind);
+        }
+        let mut seen = HashSet::new();
         for record in manifest.files.iter().chain(&manifest.small_files) {
-            // A name from a file is never used as a path unless it is a plain name.
-            let plain = !record.name.contains(['/', '\\', '\0']) && record.name != "..";
-            let path = self.directory.join(if plain { record.name.as_str() } else { "" });
-            match std::fs::metadata(&path).ok().filter(|m| plain && m.is_file()) {
-                None => self.error(Place::file(self.directory.join(&record.name)), FaultKind::ManifestFileMissing),
-                Some(metadata) if metadata.len() != record.bytes => {
-                    let kind = FaultKind::ManifestFileSize { expected: record.bytes, found: metadata.len() };
-                    self.error(Place::file(path), kind);
-                }
-                Some(_) => {}
-            }
+            self.check_file(record, !seen.insert(record.name.as_str()));
         }
         let named = |name: &str| manifest.files.iter().any(|record| record.name == name);
         let unknown: Vec<_> = self.files.iter().filter(|f| !named(&f.name)).map(|f| f.file.path().to_owned()).collect();
@@ -51,7 +47,7 @@ impl Survey {
             let Some(&(file, _)) = located.get(name) else {
                 if !self.unreadable.contains(&record.file) {
                     self.error(
-                        Place::tensor(self.directory.join(MANIFEST), name.clone()),
+                        Place::tensor(self.directory.join(MANIFEST_FILE), name.clone()),
                         FaultKind::ManifestTensorMissing,
                     );
                 }
@@ -71,8 +67,30 @@ impl Survey {
         self.manifest = Some(manifest);
     }
 
+    /// A file of the manifest against the directory.
+    fn check_file(&mut self, record: &FileRecord, again: bool) {
+        // A name from a file is never used as a path unless it is a plain name.
+        let name = record.name.as_str();
+        if name.contains(['/', '\\', ':', '\0']) || matches!(name, "" | "." | "..") {
+            let kind = FaultKind::ManifestPath { found: record.name.clone() };
+            return self.error(Place::file(self.directory.join(MANIFEST_FILE)), kind);
+        }
+        let path = self.directory.join(name);
+        if again {
+            return self.error(Place::file(path), FaultKind::ManifestFileTwice);
+        }
+        match std::fs::metadata(&path).ok().filter(|metadata| metadata.is_file()) {
+            None => self.error(Place::file(path), FaultKind::ManifestFileMissing),
+            Some(metadata) if metadata.len() != record.bytes => {
+                let kind = FaultKind::ManifestFileSize { expected: record.bytes, found: metadata.len() };
+                self.error(Place::file(path), kind);
+            }
+            Some(_) => {}
+        }
+    }
+
     /// One record of the manifest against its weight.
-    fn check_record(&mut self, name: &TensorName, file: usize, record: &crate::container::manifest::TensorRecord) {
+    fn check_record(&mut self, name: &TensorName, file: usize, record: &TensorRecord) {
         let Some(weight) = self.weights.get(name) else { return };
         let shape = weight.shape().map_or_else(|| record.shape.to_string(), |shape| shape.to_string());
         let scale_bytes = weight.scales.as_ref().map_or(0, |(_, scales)| scales.bytes);
@@ -84,11 +102,12 @@ impl Survey {
             ("bytes", record.bytes.to_string(), weight.codes.bytes.to_string()),
             ("scale bytes", record.scale_bytes.to_string(), scale_bytes.to_string()),
         ];
+        if record.scale_bytes > 0 && record.scale_checksum.is_none() {
+            self.error(self.place(file, name), FaultKind::ManifestIncomplete { what: "checksum of the scales" });
+        }
         for (what, expected, found) in differing.into_iter().filter(|(_, expected, found)| expected != found) {
             let place = self.place(file, name);
             self.error(place, FaultKind::ManifestTensorDiffers { what, expected, found });
         }
     }
 }
-
-const MANIFEST: &str = crate::container::manifest::MANIFEST_FILE;

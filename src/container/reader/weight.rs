@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{StoredWeight, Survey, apply};
+use crate::container::manifest::MANIFEST_FILE;
 use crate::container::resolve::resolve;
 use crate::error::{FaultKind, Place};
 use crate::format::{ByteCounts, Format};
@@ -110,7 +111,8 @@ impl Survey {
         let parsed = Format::parse(&format, group_size);
         if parsed.is_none() {
             let found = group_size.map_or(format.clone(), |size| format!("{format} with group size {size}"));
-            self.error(Place::tensor(self.directory.clone(), name.clone()), FaultKind::ManifestFormat { found });
+            let path = self.directory.join(MANIFEST_FILE);
+            self.error(Place::tensor(path, name.clone()), FaultKind::ManifestFormat { found });
         }
         parsed
     }
