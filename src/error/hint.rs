@@ -98,6 +98,11 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::Ambiguous { .. } => "a manifest or a stamp would say which it is".into(),
         K::EngineMisreads { .. } => "convert again with a group size that is read correctly".into(),
+        K::StampSyntax { .. } | K::StampConflict { .. } | K::StampAgainstManifest { .. } => {
+            "convert again: the engine opens no such container".into()
+        }
+        K::EngineLimit { what: "stamps", .. } => "stamp resident tensors only, never routed experts".into(),
+        K::StampIdle { .. } => "nothing depends on it".into(),
         K::StampMismatch { .. } | K::StampUnknown { .. } => "convert again: the engine opens no such container".into(),
         K::StoredDtype { found: crate::tensor::Dtype::F16, .. } => {
             "F16 scales have the byte count of twice the group size and would be misread silently".into()

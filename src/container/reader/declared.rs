@@ -4,26 +4,38 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Survey;
 use crate::container::manifest::{CHECKSUM, FileRecord, MANIFEST_FILE, TensorRecord};
+use crate::container::resolve::is_stamp;
 use crate::error::{FaultKind, Place};
-use crate::tensor::TensorName;
+use crate::format::Format;
+use crate::tensor::{Dtype, TensorName};
 
 type Located = HashMap<TensorName, (usize, usize)>;
 
 impl Survey {
-    /// Stamps that nothing reads.
+    /// Stamps that name no format, or another than f32 for raw values, and stamps that nothing reads. Those of quantized
+    /// matrices are compared with the bytes when their format is resolved.
     pub(super) fn check_stamps(&mut self, stamps: &BTreeMap<TensorName, String>, located: &Located) {
-        let mut idle = Vec::new();
-        for name in stamps.keys() {
-            let expert = self.weights.get(name).and_then(|w| w.role.as_ref()).is_some_and(|role| !role.resident());
-            if !located.contains_key(name) {
-                idle.push((Place::tensor(self.directory.clone(), name.clone()), "the container does not hold"));
+        for (name, stamp) in stamps {
+            let place = match located.get(name) {
+                Some(&(file, _)) => self.place(file, name),
+                None => Place::tensor(self.directory.clone(), name.clone()),
+            };
+            let weight = self.weights.get(name);
+            let expert = weight.and_then(|w| w.role.as_ref()).is_some_and(|role| !role.resident());
+            let raw = weight.is_some_and(|weight| weight.codes.dtype != Dtype::U8);
+            if !is_stamp(stamp) {
+                self.error(place, FaultKind::StampUnknown { stamp: stamp.clone() });
+            } else if !located.contains_key(name) {
+                self.warning(place, FaultKind::StampIdle { why: "the container does not hold" });
+            } else if weight.is_none() {
+                self.warning(place, FaultKind::StampIdle { why: "holds scales" });
             } else if expert {
-                let place = self.place(located[name].0, name);
-                idle.push((place, "is a routed expert's: the colibri engine does not read it"));
+                let why = "is a routed expert's: the colibri engine does not read it";
+                self.warning(place, FaultKind::StampIdle { why });
+            } else if raw && stamp != Format::F32.name() {
+                let kind = FaultKind::StampMismatch { stamp: stamp.clone(), by_bytes: Format::F32 };
+                self.error(place, kind);
             }
-        }
-        for (place, why) in idle {
-            self.warning(place, FaultKind::StampIdle { why });
         }
     }
 
