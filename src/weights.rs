@@ -203,6 +203,11 @@ impl<'a> ContainerRows<'a> {
             return Err(Fault::new(place(), FaultKind::FormatUnknown));
         };
         let decoder = Decoder::new(format).ok_or_else(|| Fault::new(place(), FaultKind::NotDecoded { format }))?;
+        // Rows are found by the shape that config.json gives: a tensor of another shape ends elsewhere.
+        if format == Format::F32 && weight.codes.shape != shape {
+            let found = weight.codes.shape.clone();
+            return Err(Fault::new(place(), FaultKind::ShapeMismatch { expected: shape, found }));
+        }
         let raw = match format {
             Format::F32 => SourceDtype::from_dtype(found)
                 .ok_or_else(|| Fault::new(place(), FaultKind::StoredDtype { expected: "F32", found }))?,
