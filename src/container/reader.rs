@@ -257,20 +257,15 @@ impl Survey {
         let mut found = Vec::new();
         let mut missing: BTreeMap<&str, usize> = BTreeMap::new();
         let mut total = 0;
-        let all = self.files.iter().enumerate().flat_map(|(f, file)| file.header.tensors().iter().map(move |t| (f, t)));
-        let copies: HashSet<(&str, &TensorName)> = all
-            .filter(|(f, tensor)| located[&tensor.name].0 != *f)
-            .map(|(f, tensor)| (self.files[f].name.as_str(), &tensor.name))
-            .collect();
         for (name, file) in index.entries() {
             let path = self.directory.join(file);
             match located.get(name) {
                 Some(&(f, t)) if self.files[f].name == file => total += self.files[f].header.tensors()[t].bytes,
                 _ if self.unreadable.iter().any(|name| name == file) => {}
                 _ if !path.exists() => *missing.entry(file).or_default() += 1,
-                // A second copy is not the located one; that there are two is told elsewhere.
-                _ if copies.contains(&(file, name)) => {}
-                _ => found.push((Place::tensor(path, name.clone()), FaultKind::TensorNotInShard)),
+                // Told below, where it is.
+                Some(_) => {}
+                None => found.push((Place::tensor(path, name.clone()), FaultKind::TensorNotInShard)),
             }
         }
         for (file, tensors) in missing {
@@ -313,6 +308,7 @@ impl Survey {
     fn read_stamps(&mut self) -> BTreeMap<TensorName, String> {
         let mut all: BTreeMap<TensorName, String> = BTreeMap::new();
         let mut found = Vec::new();
+        let mut conflicting = HashSet::new();
         let mut entries = 0;
         for file in &self.files {
             match stamps::parse(file.file.path(), file.header.metadata()) {
@@ -323,7 +319,8 @@ impl Survey {
                         match all.insert(name.clone(), format.clone()) {
                             Some(one) if one != format => {
                                 let kind = FaultKind::StampConflict { one, other: format };
-                                found.push(Fault::new(Place::tensor(file.file.path(), name), kind));
+                                found.push(Fault::new(Place::tensor(file.file.path(), name.clone()), kind));
+                                conflicting.insert(name);
                             }
                             _ => {}
                         }
@@ -337,6 +334,8 @@ impl Survey {
             found.push(Fault::new(Place::file(&self.directory), kind));
         }
         self.findings.extend(found.into_iter().map(|fault| (Severity::Error, fault)));
+        // Neither of two that disagree says anything about the bytes.
+        all.retain(|name, _| !conflicting.contains(name));
         all
     }
 

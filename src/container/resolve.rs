@@ -63,6 +63,9 @@ impl Resolution {
             (Err(Unresolved::Stamp(by_bytes)), Some(stamp)) => {
                 self.error(FaultKind::StampMismatch { stamp: stamp.to_owned(), by_bytes });
             }
+            (_, Some(stamp)) if stamp != declared.name() => {
+                self.error(FaultKind::StampAgainstManifest { stamp: stamp.to_owned(), manifest: declared });
+            }
             (Ok(taken), _) if taken == declared => {}
             (Ok(taken), _) => {
                 let taken = format!("it takes it for {taken}");
@@ -72,11 +75,6 @@ impl Resolution {
                 let taken = unresolved.to_string();
                 self.error(FaultKind::EngineMisreads { shape: shape.clone(), format: declared, taken });
             }
-        }
-        if let Some(stamp) = stamp.filter(|stamp| *stamp != declared.name())
-            && self.findings.is_empty()
-        {
-            self.error(FaultKind::StampAgainstManifest { stamp: stamp.to_owned(), manifest: declared });
         }
     }
 
@@ -176,6 +174,9 @@ mod tests {
         assert_eq!((found.format, kinds(&found)), (None, vec!["stored-bytes"]));
         let found = resolve(10, 256, bytes(Format::Int8Row, 10, 256), Some(Format::Int8Row), Some("int4-row"));
         assert_eq!(kinds(&found), ["stamp-mismatch"]);
+        // One row: the bytes fit both, the engine follows the stamp.
+        let found = resolve(1, 8, bytes(Format::Int8Row, 1, 8), Some(Format::Int8Row), Some("fp8-e4m3-b128"));
+        assert_eq!(kinds(&found), ["stamp-against-manifest"]);
     }
 
     #[test]

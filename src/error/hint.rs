@@ -37,7 +37,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::ConfigMissing { key } => format!("take `{key}` from the model's original config.json"),
         K::ConfigValue { .. } => "take config.json from the model's repository".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
-        K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
+        K::SmallFileMissing { .. } | K::ConfigAbsent => "copy it from the model's repository".into(),
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }

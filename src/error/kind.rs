@@ -132,6 +132,8 @@ pub enum FaultKind {
     // ---- config ------------------------------------------------------------------------------------------------
     #[error("the file does not parse: {message}")]
     JsonSyntax { message: String },
+    #[error("the file is missing: nothing else says what the tensors should be")]
+    ConfigAbsent,
     #[error("`{key}` is missing")]
     ConfigMissing { key: &'static str },
     #[error("`{key}` is {}, expected {expected}", escaped(found))]

@@ -106,7 +106,10 @@ impl Survey {
         let Some(weight) = self.weights.get(name) else { return };
         let shape = weight.shape().map_or_else(|| record.shape.to_string(), |shape| shape.to_string());
         let scale_bytes = weight.scales.as_ref().map_or(0, |(_, scales)| scales.bytes);
-        let format = weight.format.map_or(record.format.as_str(), |format| format.name());
+        let declared = Format::parse(&record.format, record.group_size);
+        // A format that was refused or does not exist is not compared again.
+        let format =
+            weight.format.filter(|_| declared.is_some()).map_or(record.format.as_str(), |format| format.name());
         let differing = [
             ("file", record.file.clone(), self.files[file].name.clone()),
             ("shape", record.shape.to_string(), shape),
@@ -114,6 +117,11 @@ impl Survey {
             ("bytes", record.bytes.to_string(), weight.codes.bytes.to_string()),
             ("scale bytes", record.scale_bytes.to_string(), scale_bytes.to_string()),
         ];
+        if declared.is_none() {
+            let size = record.group_size.map_or(String::new(), |size| format!(" with group size {size}"));
+            let place = Place::tensor(self.directory.join(MANIFEST_FILE), name.clone());
+            self.error(place, FaultKind::ManifestFormat { found: record.format.clone() + &size });
+        }
         if record.scale_bytes > 0 && record.scale_checksum.is_none() {
             self.error(self.place(file, name), FaultKind::ManifestIncomplete { what: "checksum of the scales" });
         }

@@ -12,6 +12,7 @@ use crate::support::shards::{Tensor, edit_file};
 const MAIN: [&str; 3] = ["out-00000.safetensors", "out-00001.safetensors", "out-00002.safetensors"];
 const MTP: &str = "out-mtp-00000.safetensors";
 const NORM: &str = "model.norm.weight";
+const LAYER_2: &str = "model.layers.2.input_layernorm.weight";
 
 /// Three dense layers, one a file; embedding, norm and head are in the first.
 fn three_layers() -> Model {
@@ -108,9 +109,10 @@ fn layers() -> Vec<(&'static str, Make)> {
             without_files(p, &MAIN[2..]);
             fs::write(p.join("model.safetensors.index.json"), index).unwrap();
         }),
-        ("index-of-other-files", |p| {
+        ("index-of-another-file", |p| {
             let model = three_layers();
-            let index = model.shards.index().to_string().replace(MAIN[2], MAIN[1]);
+            let right = format!("{LAYER_2}\":\"{}", MAIN[2]);
+            let index = model.shards.index().to_string().replace(&right, &format!("{LAYER_2}\":\"{}", MAIN[1]));
             model.store(p);
             fs::write(p.join("model.safetensors.index.json"), index).unwrap();
         }),
