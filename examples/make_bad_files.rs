@@ -1,4 +1,4 @@
-//! Writes `fixtures/bad` and `fixtures/odd` anew: run it after changing the generator, then look at `git status`.
+//! Writes `fixtures/bad`, `fixtures/odd` and `fuzz/seeds` anew: run it after changing the generator, then look at `git status`.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -11,16 +11,18 @@ use std::path::Path;
 use support::bad;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
-    for folder in bad::groups().iter().map(|group| format!("bad/{}", group.name)).chain(["odd".to_owned()]) {
-        match fs::remove_dir_all(fixtures.join(&folder)) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(format!("fixtures/{folder}: {e}").into()),
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let groups = bad::groups();
+    let folders = groups.iter().map(|group| format!("fixtures/bad/{}", group.name));
+    for folder in folders.chain(["fixtures/odd".to_owned(), "fuzz/seeds".to_owned()]) {
+        match fs::remove_dir_all(root.join(&folder)) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(format!("{folder}: {e}").into()),
             _ => {}
         }
     }
-    let groups = bad::groups();
-    bad::write_groups(&groups, &fixtures.join("bad"));
-    bad::write_cases(&bad::odd(), &fixtures.join("odd"));
+    bad::write_groups(&groups, &root.join("fixtures/bad"));
+    bad::write_cases(&bad::odd(), &root.join("fixtures/odd"));
+    bad::write_seeds(&root.join("fuzz/seeds"));
     let cases: usize = groups.iter().map(|group| group.cases.len()).sum();
     println!("{cases} bad and {} odd files and directories", bad::odd().len());
     Ok(())

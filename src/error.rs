@@ -188,12 +188,21 @@ pub fn is_unprintable(c: char) -> bool {
 
 /// Text from a file, made safe to print: control and formatting characters escaped, very long text cut.
 pub fn escaped(text: &str) -> impl fmt::Display + '_ {
-    struct Escaped<'a>(&'a str);
+    escaped_to(text, limits::MAX_PRINTED_NAME)
+}
+
+/// The same for what another crate says of text from a file: it may quote the text as it is.
+pub(crate) fn escaped_message(text: &str) -> impl fmt::Display + '_ {
+    escaped_to(text, limits::MAX_PRINTED_MESSAGE)
+}
+
+fn escaped_to(text: &str, most: usize) -> impl fmt::Display + '_ {
+    struct Escaped<'a>(&'a str, usize);
     impl fmt::Display for Escaped<'_> {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             use fmt::Write;
             for (i, c) in self.0.chars().enumerate() {
-                if i == limits::MAX_PRINTED_NAME {
+                if i == self.1 {
                     return write!(f, "… ({} bytes)", self.0.len());
                 }
                 if is_unprintable(c) {
@@ -205,7 +214,7 @@ pub fn escaped(text: &str) -> impl fmt::Display + '_ {
             Ok(())
         }
     }
-    Escaped(text)
+    Escaped(text, most)
 }
 
 /// A list of names for a message: the first few, and how many more.
@@ -242,7 +251,7 @@ mod tests {
 
     #[test]
     fn many_faults_are_counted() {
-        let fault = || Fault::new(Place::file("x"), FaultKind::HeaderNotObject);
+        let fault = || Fault::new(Place::file("x"), FaultKind::HeaderNotUtf8);
         let faults = Faults::check((0..25).map(|_| fault()).collect()).unwrap_err();
         let text = faults.to_string();
         assert_eq!(text.lines().count(), 21);

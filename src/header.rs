@@ -106,7 +106,8 @@ impl Header {
             check_cover(path, &tensors, data_start, data_bytes, &mut faults);
         }
         Faults::check(faults)?;
-        let misaligned = tensors.iter().position(|t| !t.offset.is_multiple_of(t.dtype.bits().div_ceil(8)));
+        let misaligned =
+            tensors.iter().position(|t| t.bytes > 0 && !t.offset.is_multiple_of(t.dtype.bits().div_ceil(8)));
         let unprintable = |t: &StoredTensor| t.name.as_str().chars().any(is_unprintable);
         let unprintable = (0..tensors.len()).filter(|&t| unprintable(&tensors[t])).collect();
         let sha256 = Sha256::digest(text).into();
@@ -154,7 +155,7 @@ fn members<'a>(path: &Path, text: &'a [u8]) -> Result<Object<'a>> {
     let text = std::str::from_utf8(text)
         .map_err(|e| Fault::new(Place::file(path).at(8 + e.valid_up_to() as u64), FaultKind::HeaderNotUtf8))?;
     if !text.starts_with('{') {
-        return Err(fail(FaultKind::HeaderNotObject));
+        return Err(fail(FaultKind::HeaderNotObject { found: text.chars().next() }));
     }
     let end = text.trim_end_matches(' ').len();
     if let Some(&found @ (0..=b' ' | 0x7f)) = text.as_bytes()[..end].last() {

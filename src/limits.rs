@@ -50,3 +50,5 @@ pub const BLOCK_SOURCE_BYTES: u64 = 2 << 20;
 pub const HASH_READ_BYTES: usize = 4 << 20;
 /// Longest line that is written to a terminal for one name before it is cut.
 pub const MAX_PRINTED_NAME: usize = 160;
+/// Longest message of another crate that is written to a terminal before it is cut.
+pub const MAX_PRINTED_MESSAGE: usize = 480;

@@ -20,14 +20,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use coliconv::checkpoint::{Allowed, Checkpoint};
+use coliconv::config::CONFIG_FILE;
 use coliconv::container::reader::{Found, Survey};
 use coliconv::error::{Fault, FaultKind, Faults, Severity, escaped};
 use coliconv::header::Header;
+use coliconv::inspect::{Query, inspect};
 use coliconv::io::SourceFile;
 use coliconv::payload::{check_head, findings, scan};
 use coliconv::roles::Pass;
 use coliconv::weights::ContainerRows;
-use support::bad;
+use serde_json::json;
+use support::bad::{self, Model};
 
 /// Name of a file or directory, and its findings.
 pub type Row = (&'static str, &'static [&'static str]);
@@ -174,12 +177,14 @@ fn the_committed_files_are_those_of_the_generator() {
     let made = tempfile::tempdir().unwrap();
     bad::write_groups(&bad::groups(), &made.path().join("bad"));
     bad::write_cases(&bad::odd(), &made.path().join("odd"));
-    for folder in ["bad", "odd"] {
+    bad::write_seeds(&made.path().join("seeds"));
+    for folder in ["bad", "odd", "seeds"] {
         let relative = |root: &Path| -> BTreeMap<PathBuf, Vec<u8>> {
             let files = tree(&root.join(folder)).into_iter();
             files.map(|(path, bytes)| (path.strip_prefix(root).unwrap().to_owned(), bytes)).collect()
         };
-        let (committed, made) = (relative(&fixtures()), relative(made.path()));
+        let at = if folder == "seeds" { fixtures().with_file_name("fuzz") } else { fixtures() };
+        let (committed, made) = (relative(&at), relative(made.path()));
         assert_eq!(committed.keys().collect::<Vec<_>>(), made.keys().collect::<Vec<_>>());
         let differing: Vec<_> =
             committed.iter().filter(|(path, bytes)| made[*path] != **bytes).map(|(p, _)| p).collect();
@@ -220,6 +225,103 @@ fn odd_files_are_accepted_and_listed() {
 fn indexes_are_refused() {
     let told = check(&fixtures().join("bad/index"), checkpoints::INDEX, open_checkpoint);
     insta::assert_snapshot!("index", told);
+}
+
+/// Copies every file of a folder into `place`, one after the other, and looks at `directory` each time.
+fn in_the_place_of(place: PathBuf, directory: &Path, look: fn(&Path) -> Vec<Found>) -> impl Fn(&Path) -> Vec<Found> {
+    move |path| {
+        fs::copy(path, &place).unwrap();
+        let mut found = look(directory);
+        // As a table has it: files below the directory.
+        for (_, fault) in &mut found {
+            let file = fault.place.file.take();
+            fault.place.file = file.map(|file| file.strip_prefix(directory).unwrap_or(&file).to_owned());
+        }
+        found
+    }
+}
+
+#[test]
+fn configs_are_refused() {
+    let folder = fixtures().join("bad/config");
+    let made = tempfile::tempdir().unwrap();
+    let directory = made.path().join("container");
+    Model::container(json!({})).store(&directory);
+    let meet = in_the_place_of(directory.join(CONFIG_FILE), &directory, survey_container);
+    insta::assert_snapshot!("config", check(&folder, checkpoints::CONFIG, meet));
+    let directory = made.path().join("checkpoint");
+    Model::checkpoint(json!({})).store(&directory);
+    let meet = in_the_place_of(directory.join(CONFIG_FILE), &directory, open_checkpoint);
+    let differs = |name: &str| checkpoints::CONFIG_OF_CHECKPOINT.iter().find(|row| row.0 == name);
+    let table: Vec<Row> = checkpoints::CONFIG.iter().map(|row| *differs(row.0).unwrap_or(row)).collect();
+    check(&folder, &table, meet);
+}
+
+/// The errors of `found` in a file, with `.` for the file, sorted.
+fn errors_of(found: &[Found], file: &Path) -> Vec<String> {
+    let of_file = |found: &&Found| found.1.place.file.as_deref() == Some(file) && found.0 == Severity::Error;
+    let mut cells: Vec<String> = found.iter().filter(of_file).map(|found| cell(found, file)).collect();
+    cells.sort();
+    cells
+}
+
+#[test]
+fn headers_are_refused_in_containers_and_checkpoints() {
+    let made = tempfile::tempdir().unwrap();
+    let (container, checkpoint) = (made.path().join("container"), made.path().join("checkpoint"));
+    Model::container(json!({})).store(&container);
+    Model::checkpoint(json!({})).store(&checkpoint);
+    let places = [container.join("out-00001.safetensors"), checkpoint.join("extra.safetensors")];
+    for (name, expected) in headers::BAD {
+        let mut expected = expected.to_vec();
+        expected.sort_unstable();
+        for place in &places {
+            fs::copy(fixtures().join("bad/header").join(name), place).unwrap();
+        }
+        assert_eq!(errors_of(&survey_container(&container), &places[0]), expected, "{name} in a container");
+        assert_eq!(errors_of(&open_checkpoint(&checkpoint), &places[1]), expected, "{name} in a checkpoint");
+        for place in places.iter().flat_map(|place| [place, place.parent().unwrap()]) {
+            let report = inspect(place, &Query::default(), &|_, _, _| ()).unwrap();
+            let errors = report.findings.iter().filter(|finding| finding.severity == Severity::Error);
+            let mut kinds: Vec<&str> = errors.map(|finding| finding.kind.as_str()).collect();
+            kinds.sort_unstable();
+            let of_cell = |cell: &&'static str| cell.split(' ').nth(1).unwrap();
+            assert_eq!(
+                kinds,
+                expected.iter().map(of_cell).collect::<Vec<_>>(),
+                "{name} inspected as {}",
+                place.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn large_files_are_refused() {
+    let made = tempfile::tempdir().unwrap();
+    bad::write_groups(&bad::large(), made.path());
+    check(&made.path().join("header"), headers::LARGE, read_header);
+    for name in names(&made.path().join("stamps")) {
+        let directory = made.path().join("stamps").join(&name);
+        let found = survey_container(&directory);
+        let errors: Vec<&Found> = found.iter().filter(|(severity, _)| *severity == Severity::Error).collect();
+        let [only] = errors[..] else { panic!("{name}: {} errors", errors.len()) };
+        assert_eq!(cell(only, &directory), "error engine-limit .");
+        let message = "the container would break a limit of the colibri engine: 4097 stamps, at most 4096";
+        assert_eq!(only.1.kind.to_string(), message);
+    }
+}
+
+#[test]
+fn what_the_bad_files_are_made_of_is_good() {
+    let made = tempfile::tempdir().unwrap();
+    let directory = |name: &str| made.path().join(name);
+    Model::container(json!({"num_nextn_predict_layers": 1})).with_indexer().store(&directory("container"));
+    assert_eq!(cells(&survey_container(&directory("container")), made.path()), [""; 0]);
+    bad::write_manifest(&directory("container"));
+    assert_eq!(cells(&survey_container(&directory("container")), made.path()), [""; 0]);
+    Model::checkpoint(json!({})).store(&directory("checkpoint"));
+    assert_eq!(cells(&open_checkpoint(&directory("checkpoint")), made.path()), [""; 0]);
 }
 
 #[test]

@@ -35,9 +35,12 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
         K::JsonSyntax { .. } => "download or copy the file again".into(),
         K::ConfigMissing { key } => format!("take `{key}` from the model's original config.json"),
-        K::ConfigValue { .. } => "take config.json from the model's repository".into(),
+        K::ConfigValue { .. } => "take the file from the model's repository".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
         K::SmallFileMissing { .. } | K::ConfigAbsent => "copy it from the model's repository".into(),
+        K::HeadMissing | K::PassAbsent { what: "of the hidden layers" } => {
+            "the model is incomplete: compare the file list with the model's repository".into()
+        }
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
@@ -110,6 +113,17 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         kind if is_broken_manifest(kind) => {
             "download the manifest again with the files that it belongs to, or convert again".into()
         }
+        K::StoredDtype { .. } | K::EngineDtype { .. } => {
+            "convert again: codes are U8, their scales F32, everything else F32".into()
+        }
+        K::StoredShape { .. } => "codes and scales are flat: another tool wrote them, or convert again".into(),
+        K::QuantizedScaleMissing { .. } | K::QuantizedScaleOrphan { .. } => {
+            "download the file that holds the other half, or convert again".into()
+        }
+        K::ScalesApart { .. } => "convert again to have them side by side".into(),
+        K::ZeroRows { .. } | K::ZeroColumns { .. } => "see whether they are zero in the source, too".into(),
+        K::UnusualCode { .. } => "another converter wrote it, or the file is damaged: see its checksum".into(),
+        K::Padding { .. } => "convert the tensor again: another tool wrote it, or the file is damaged".into(),
         K::NumberingGap { .. } | K::ManifestFileMissing => "download or convert the missing files".into(),
         K::ManifestFileSize { .. } | K::FileHash { .. } | K::TensorChecksum { .. } => {
             "the file has changed since it was converted: download or convert it again".into()
@@ -131,7 +145,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
 fn is_broken_header(kind: &FaultKind) -> bool {
     use FaultKind as K;
     match kind {
-        K::HeaderNotUtf8 | K::HeaderNotObject | K::HeaderSyntax { .. } | K::HeaderPadding { .. } => true,
+        K::HeaderNotUtf8 | K::HeaderNotObject { .. } | K::HeaderSyntax { .. } | K::HeaderPadding { .. } => true,
         K::MetadataNotStrings { .. } | K::MetadataTwice | K::MetadataKeyTwice { .. } => true,
         K::DuplicateInHeader | K::NameLength { .. } => true,
         K::EntryKeyMissing { .. } | K::EntryKeyTwice { .. } | K::EntryKeyUnknown { .. } | K::EntrySyntax { .. } => true,

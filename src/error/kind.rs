@@ -5,7 +5,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::{escaped, listed};
+use super::{escaped, escaped_message, listed};
 use crate::format::{ByteCounts, Format};
 use crate::tensor::{Dtype, Shape, TensorName};
 
@@ -28,7 +28,7 @@ pub enum FaultKind {
     NotFound,
     #[error("not a directory")]
     NotADirectory,
-    #[error("cannot start threads: {message}")]
+    #[error("cannot start threads: {}", escaped_message(message))]
     Threads { message: String },
 
     // ---- safetensors header ------------------------------------------------------------------------------------
@@ -42,9 +42,9 @@ pub enum FaultKind {
     HeaderTooLarge { found: u64, limit: u64 },
     #[error("the header is not valid UTF-8")]
     HeaderNotUtf8,
-    #[error("the header is not a JSON object")]
-    HeaderNotObject,
-    #[error("the header does not parse: {message}")]
+    #[error("the header {}, expected a JSON object", found.map_or("is empty".to_owned(), |c| format!("begins with `{}`", c.escape_default())))]
+    HeaderNotObject { found: Option<char> },
+    #[error("the header does not parse: {}", escaped_message(message))]
     HeaderSyntax { message: String },
     #[error("the header is padded with byte {found:#04x}, expected spaces")]
     HeaderPadding { found: u8 },
@@ -68,9 +68,9 @@ pub enum FaultKind {
     EntryKeyTwice { key: String },
     #[error("the entry has `{}`, expected only `dtype`, `shape` and `data_offsets`", escaped(key))]
     EntryKeyUnknown { key: String },
-    #[error("the entry does not parse: {message}")]
+    #[error("the entry does not parse: {}", escaped_message(message))]
     EntrySyntax { message: String },
-    #[error("unknown dtype {}", escaped(found))]
+    #[error("unknown dtype `{}`, expected one of safetensors: F32, BF16, U8 and so on", escaped(found))]
     UnknownDtype { found: String },
     #[error("the shape has {found} dimensions, at most {limit} are read")]
     RankTooLarge { found: usize, limit: usize },
@@ -83,7 +83,7 @@ pub enum FaultKind {
     #[error("`data_offsets` are {begin}..{end}: the data have {data_bytes} bytes")]
     OffsetsOutside { begin: u64, end: u64, data_bytes: u64 },
     #[error(
-        "the file is cut off: its header describes {expected} bytes, it has {found}; {tensors} tensors are incomplete, this one first"
+        "the file is cut off: its header describes {expected} bytes, it has {found}; {} incomplete, this one first", are(*tensors as u64, "tensor")
     )]
     DataTruncated { expected: u64, found: u64, tensors: usize },
     #[error("{dtype} {shape} takes {expected} bytes, `data_offsets` span {found}")]
@@ -98,21 +98,21 @@ pub enum FaultKind {
     Misaligned { dtype: Dtype, offset: u64, alignment: u64 },
 
     // ---- index and set of files --------------------------------------------------------------------------------
-    #[error("the index does not parse: {message}")]
+    #[error("the index does not parse: {}", escaped_message(message))]
     IndexSyntax { message: String },
     #[error("the index names the tensor twice")]
     DuplicateInIndex,
-    #[error("the index names the file {}, which is not a plain file name", escaped(found))]
+    #[error("the index names the file `{}`, which is not a plain name that ends in .safetensors", escaped(found))]
     IndexPath { found: String },
-    #[error("the index names this file, which is missing; it should hold {tensors} tensors")]
+    #[error("the index names this file, which is missing; it should hold {}", counted(*tensors as u64, "tensor"))]
     ShardMissing { tensors: usize },
     #[error("the index says this file holds the tensor, but it does not")]
     TensorNotInShard,
     #[error("the file holds the tensor, but the index does not name it")]
     TensorNotInIndex,
-    #[error("the index does not name this file; its {tensors} tensors are read all the same")]
+    #[error("the index does not name this file; {} read all the same", are(*tensors as u64, "tensor"))]
     FileNotInIndex { tensors: usize },
-    #[error("the index says that file {} holds the tensor, but this one does too", escaped(other))]
+    #[error("the index says that file {} holds the tensor, but it is in this one", escaped(other))]
     TensorElsewhere { other: String },
     #[error("the tensor is also in {}", escaped(other))]
     DuplicateInFiles { other: String },
@@ -130,7 +130,7 @@ pub enum FaultKind {
     TooManyFiles { found: usize, limit: usize },
 
     // ---- config ------------------------------------------------------------------------------------------------
-    #[error("the file does not parse: {message}")]
+    #[error("the file does not parse: {}", escaped_message(message))]
     JsonSyntax { message: String },
     #[error("the file is missing: nothing else says what the tensors should be")]
     ConfigAbsent,
@@ -154,11 +154,11 @@ pub enum FaultKind {
     ShapeMismatch { expected: Shape, found: Shape },
     #[error("the model has no such tensor: {}", listed(names))]
     UnknownTensors { names: Vec<TensorName> },
-    #[error("layer {layer} is missing altogether: {tensors} tensors")]
+    #[error("layer {layer} is missing altogether: {}", counted(*tensors as u64, "tensor"))]
     LayerMissing { layer: u64, tensors: usize },
-    #[error("the indexer of layer {layer} is missing altogether: {tensors} tensors")]
+    #[error("the indexer of layer {layer} is missing altogether: {}", counted(*tensors as u64, "tensor"))]
     IndexerMissing { layer: u64, tensors: usize },
-    #[error("expert {expert} of layer {layer} is missing: {tensors} tensors")]
+    #[error("expert {expert} of layer {layer} is missing: {}", counted(*tensors as u64, "tensor"))]
     ExpertMissing { layer: u64, expert: u64, tensors: usize },
     #[error("the model has no tensors {what}")]
     PassAbsent { what: &'static str },
@@ -198,9 +198,9 @@ pub enum FaultKind {
     TwoBitsGrouped { class: &'static str, group_size: u64 },
     #[error("group size {found} is not one of row, 16, 32, 48, 64, 96, 128, 192, 256")]
     GroupSize { found: u64 },
-    #[error("the recipe does not parse: {message}")]
+    #[error("the recipe does not parse: {}", escaped_message(message))]
     RecipeSyntax { message: String },
-    #[error("the glob `{}` is malformed: {message}", escaped(glob))]
+    #[error("the glob `{}` is malformed: {}", escaped(glob), escaped_message(message))]
     Glob { glob: String, message: String },
     #[error("the rule `{}` matches no matrix of this conversion", escaped(glob))]
     RuleUnused { glob: String },
@@ -265,7 +265,7 @@ pub enum FaultKind {
     FileVersion { expected: u64, found: u64 },
 
     // ---- containers --------------------------------------------------------------------------------------------
-    #[error("the stamps do not parse: {message}")]
+    #[error("the stamps do not parse: {}", escaped_message(message))]
     StampSyntax { message: String },
     #[error("two stamps: {} and {}", escaped(one), escaped(other))]
     StampConflict { one: String, other: String },
@@ -283,7 +283,7 @@ pub enum FaultKind {
     Ambiguous { shape: Shape, candidates: Vec<Format>, taken: Format },
     #[error("{shape} is {format}; the colibri engine misreads it: {taken}")]
     EngineMisreads { shape: Shape, format: Format, taken: String },
-    #[error("the stamp says {}, which is no format", escaped(stamp))]
+    #[error("the stamp says `{}`, which is no format", escaped(stamp))]
     StampUnknown { stamp: String },
     #[error("the stamp says {}, the bytes say {by_bytes}: the colibri engine refuses the container", escaped(stamp))]
     StampMismatch { stamp: String, by_bytes: Format },
@@ -335,17 +335,17 @@ pub enum FaultKind {
     FileHash { expected: String, found: String },
     #[error("the checksum of the {part} is {found}, the manifest says {expected}")]
     TensorChecksum { part: &'static str, expected: String, found: String },
-    #[error("scale {index} (row {row}) is {value}; scales are positive and finite; {count} are not")]
+    #[error("scale {index} (row {row}) is {value}; scales are positive and finite; {} not", are(*count, "scale"))]
     BadScale { index: u64, row: u64, value: f32, count: u64 },
-    #[error("row {row}, column {column} is {value}; {count} values are not finite")]
+    #[error("row {row}, column {column} is {value}; {} not finite", are(*count, "value"))]
     BadValue { row: u64, column: u64, value: f32, count: u64 },
-    #[error("{count} rows are all zero, the first is row {row}")]
+    #[error("{} all zero, the first is row {row}", are(*count, "row"))]
     ZeroRows { count: u64, row: u64 },
     #[error("columns {begin}..{end} are all zero, while the others are not")]
     ZeroColumns { begin: u64, end: u64 },
-    #[error("{count} codes are {code}, which no symmetric quantizer writes; the first is row {row}")]
+    #[error("{} {code}, which no symmetric quantizer writes; the first is in row {row}", are(*count, "code"))]
     UnusualCode { code: i8, count: u64, row: u64 },
-    #[error("the padding after column {columns} is not as {format} demands in {count} rows, the first is row {row}")]
+    #[error("the padding after column {columns} is not as {format} demands in {}, the first is row {row}", counted(*count, "row"))]
     Padding { format: Format, columns: u64, count: u64, row: u64 },
     #[error(
         "{count} weights are more than half a step from the source; the worst is row {row}, column {column}: {found}, the source has {expected}, half a step is {half_step}"
@@ -377,6 +377,16 @@ impl FaultKind {
     pub fn hint(&self) -> Option<String> {
         super::hint::hint(self)
     }
+}
+
+/// `1 row`, `2 rows`.
+fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// `1 row is`, `2 rows are`.
+fn are(count: u64, noun: &str) -> String {
+    format!("{} {}", counted(count, noun), if count == 1 { "is" } else { "are" })
 }
 
 /// What formats of the right code bytes need.

@@ -1,5 +1,6 @@
 use crate::Row;
 
+/// Met alone, in a container, and in a checkpoint.
 pub const BAD: &[Row] = &[
     ("alias.safetensors", &["error overlap . b"]),
     ("array.safetensors", &["error header-not-object ."]),
@@ -109,4 +110,37 @@ pub const BAD: &[Row] = &[
     ("web-page.safetensors", &["error header-too-large ."]),
 ];
 
-pub const ODD: &[Row] = &[];
+/// Made by the test, too large to be committed.
+pub const LARGE: &[Row] = &[
+    ("100000-nested-arrays-in-an-entry.safetensors", &["error entry-syntax . t"]),
+    ("100000-nested-arrays-unclosed.safetensors", &["error header-syntax ."]),
+    ("100000-nested-arrays.safetensors", &["error header-not-object ."]),
+    ("100000-nested-metadata.safetensors", &["error metadata-not-strings ."]),
+    ("100000-nested-objects.safetensors", &["error entry-key-unknown . t"]),
+    ("100000-nested-shape.safetensors", &["error entry-syntax . t"]),
+];
+
+pub const ODD: &[Row] = &[
+    ("eight-dimensions.safetensors", &[]),
+    ("empty-metadata.safetensors", &[]),
+    ("metadata-only.safetensors", &[]),
+    ("misaligned-after-a-byte.safetensors", &["note misaligned . b"]),
+    ("misaligned-header.safetensors", &["note misaligned . t"]),
+    ("name-like-a-path.safetensors", &[]),
+    ("name-like-metadata.safetensors", &[]),
+    ("name-of-512-bytes.safetensors", &[]),
+    ("name-of-a-space.safetensors", &[]),
+    ("name-that-reads-backwards.safetensors", &["warning name-unprintable . a\\u{202e}b"]),
+    ("name-with-a-newline.safetensors", &["warning name-unprintable . a\\nmodel.norm.weight"]),
+    ("name-with-a-nul.safetensors", &["warning name-unprintable . a\\u{0}b"]),
+    ("name-with-an-escape.safetensors", &["warning name-unprintable . \\u{1b}[31mred\\u{1b}[0m"]),
+    ("nibbles.safetensors", &[]),
+    ("no-tensors-padded.safetensors", &[]),
+    ("no-tensors.safetensors", &[]),
+    ("spaces-inside.safetensors", &[]),
+    ("unsorted-names.safetensors", &[]),
+    ("zero-dimensional.safetensors", &[]),
+    ("zero-size-between.safetensors", &[]),
+    ("zero-size-of-huge-dimensions.safetensors", &[]),
+    ("zero-size.safetensors", &[]),
+];

@@ -1,7 +1,8 @@
 //! What integration tests share. Each test program uses a part of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod bad;
 pub mod checksums;
+pub mod fuzz;
 pub mod shards;
 pub mod synthetic;

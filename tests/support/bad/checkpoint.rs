@@ -54,7 +54,7 @@ fn texts() -> Vec<(&'static str, Make)> {
                 bytes
             });
         }),
-        ("nested", |p| index_text(p, |_| ("{\"weight_map\":".repeat(300) + &"}".repeat(300)).into())),
+        ("nested", |p| index_text(p, |_| ("{\"weight_map\":".repeat(300) + "{}" + &"}".repeat(300)).into())),
         ("no-weight-map", |p| index_text(p, |text| text.replace("weight_map", "weights").into())),
         ("weight-map-twice", |p| {
             index_text(p, |text| {

@@ -43,7 +43,7 @@ pub fn stamps() -> Vec<(&'static str, Make)> {
         ("array", |p| text(p, "[\"lm_head.weight\",\"int8-row\"]")),
         ("null", |p| text(p, "null")),
         ("cut-off", |p| text(p, "{\"lm_head.weight\":\"int8-row\"")),
-        ("nested", |p| text(p, &("{\"a\":".repeat(300) + &"}".repeat(300)))),
+        ("nested", |p| text(p, &("{\"a\":".repeat(300) + "{}" + &"}".repeat(300)))),
         ("entry-number", |p| text(p, "{\"lm_head.weight\":1}")),
         ("entry-null", |p| text(p, "{\"lm_head.weight\":null}")),
         ("entry-object", |p| text(p, "{\"lm_head.weight\":{\"fmt\":\"int8-row\"}}")),

@@ -269,7 +269,7 @@ pub fn odd() -> Vec<(&'static str, Make)> {
         ("no-tensors-padded.safetensors", |p| write(p, format!("{{}}{}", " ".repeat(70)), 0)),
         ("metadata-only.safetensors", |p| write(p, "{\"__metadata__\":{\"format\":\"pt\"}}", 0)),
         ("empty-metadata.safetensors", |p| write(p, "{\"__metadata__\":{}}", 0)),
-        ("zero-dimensional.safetensors", |p| write(p, one("\"F32\"", "[]", "[0,4]"), 4)),
+        ("zero-dimensional.safetensors", |p| write(p, format!("{:<64}", one("\"F32\"", "[]", "[0,4]")), 4)),
         ("zero-size.safetensors", |p| write(p, one("\"F32\"", "[3,0,5]", "[0,0]"), 0)),
         ("zero-size-of-huge-dimensions.safetensors", |p| {
             write(p, one("\"F64\"", "[18446744073709551615,18446744073709551615,0]", "[0,0]"), 0);

@@ -1,4 +1,4 @@
-//! The generator of `fixtures/bad` and `fixtures/odd`: one small file or directory for each way in which a file can lie.
+//! The generator of `fixtures/bad`, `fixtures/odd` and `fuzz/seeds`: one small file or directory for each way in which a file can lie.
 //!
 //! Everything here is deterministic: `cargo run --example make_bad_files` writes the same bytes again, and a test compares
 //! them with what is committed. What is to be reported of each stands in the tables of `tests/bad_files.rs`.
@@ -10,9 +10,14 @@ mod declared;
 mod header;
 mod manifest;
 mod model;
+mod seeds;
 
 use std::fs;
 use std::path::Path;
+
+pub use manifest::write_manifest;
+pub use model::Model;
+pub use seeds::write_seeds;
 
 /// Makes one case at a path that does not exist yet: a file or a directory.
 pub type Make = fn(&Path);
