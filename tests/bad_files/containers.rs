@@ -102,9 +102,21 @@ pub const BYTES: &[Row] = &[
     ("codes-of-one-row-less", &["error no-format out-00000.safetensors lm_head.weight"]),
     ("codes-without-scales", &["error quantized-scale-missing out-00000.safetensors lm_head.weight"]),
     ("embedding-of-fewer-rows", &["error no-format out-00000.safetensors model.embed_tokens.weight"]),
-    ("flipped-bit-in-a-norm", &["error tensor-checksum out-00000.safetensors model.norm.weight"]),
-    ("flipped-bit-in-codes", &["error tensor-checksum out-00000.safetensors lm_head.weight"]),
-    ("flipped-bit-in-scales", &["error tensor-checksum out-00000.safetensors model.layers.0.mlp.up_proj.weight.qs"]),
+    (
+        "flipped-bit-in-a-norm",
+        &["error file-hash out-00000.safetensors", "error tensor-checksum out-00000.safetensors model.norm.weight"],
+    ),
+    (
+        "flipped-bit-in-codes",
+        &["error file-hash out-00000.safetensors", "error tensor-checksum out-00000.safetensors lm_head.weight"],
+    ),
+    (
+        "flipped-bit-in-scales",
+        &[
+            "error file-hash out-00000.safetensors",
+            "error tensor-checksum out-00000.safetensors model.layers.0.mlp.up_proj.weight.qs",
+        ],
+    ),
     ("group-of-128-read-as-96", &["warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
     ("group-of-40", &["error no-format out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
     ("group-of-64-read-as-48", &["warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
@@ -157,6 +169,7 @@ pub const BYTES: &[Row] = &[
     (
         "one-scale-a-row-for-a-manifest-of-groups",
         &[
+            "error file-hash out-00000.safetensors",
             "error manifest-file-size out-00000.safetensors",
             "error manifest-tensor-differs out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",
             "error stored-bytes out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",

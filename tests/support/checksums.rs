@@ -1,10 +1,11 @@
 //! The payload of a container against the checksums of its manifest.
 
+use coliconv::container::manifest::hex;
 use coliconv::container::reader::{Found, Survey};
 use coliconv::container::writer::{checksum_text, digest};
 use coliconv::error::{Fault, FaultKind, Place, Severity};
 
-/// The tensors whose bytes are not those of the manifest; nothing without a manifest.
+/// The files and tensors whose bytes are not those of the manifest; nothing without a manifest.
 pub fn verify(survey: &Survey) -> Vec<Found> {
     let Some(manifest) = &survey.manifest else { return Vec::new() };
     let mut found = Vec::new();
@@ -17,6 +18,11 @@ pub fn verify(survey: &Survey) -> Vec<Found> {
                 continue;
             }
         };
+        let sha256 = hex(&digests.sha256);
+        if let Some(record) = manifest.files.iter().find(|record| record.name == file.name && record.sha256 != sha256) {
+            let kind = FaultKind::FileHash { expected: record.sha256.clone(), found: sha256 };
+            found.push((Severity::Error, Fault::new(Place::file(file.file.path()), kind)));
+        }
         for (tensor, checksum) in file.header.tensors().iter().zip(digests.checksums) {
             let name = tensor.name.as_str();
             let weight = name.strip_suffix(".qs").unwrap_or(name);
