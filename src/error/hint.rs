@@ -144,27 +144,49 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
 /// What no correct writer of safetensors files writes.
 fn is_broken_header(kind: &FaultKind) -> bool {
     use FaultKind as K;
-    match kind {
-        K::HeaderNotUtf8 | K::HeaderNotObject { .. } | K::HeaderSyntax { .. } | K::HeaderPadding { .. } => true,
-        K::MetadataNotStrings { .. } | K::MetadataTwice | K::MetadataKeyTwice { .. } => true,
-        K::DuplicateInHeader | K::NameLength { .. } => true,
-        K::EntryKeyMissing { .. } | K::EntryKeyTwice { .. } | K::EntryKeyUnknown { .. } | K::EntrySyntax { .. } => true,
-        K::UnknownDtype { .. } | K::RankTooLarge { .. } | K::SizeOverflow { .. } | K::SpanMismatch { .. } => true,
-        K::OffsetsBackwards { .. } | K::OffsetsOverflow { .. } | K::OffsetsOutside { .. } => true,
-        K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } => true,
-        _ => false,
-    }
+    matches!(
+        kind,
+        K::HeaderNotUtf8
+            | K::HeaderNotObject { .. }
+            | K::HeaderSyntax { .. }
+            | K::HeaderPadding { .. }
+            | K::MetadataNotStrings { .. }
+            | K::MetadataTwice
+            | K::MetadataKeyTwice { .. }
+            | K::DuplicateInHeader
+            | K::NameLength { .. }
+            | K::EntryKeyMissing { .. }
+            | K::EntryKeyTwice { .. }
+            | K::EntryKeyUnknown { .. }
+            | K::EntrySyntax { .. }
+            | K::UnknownDtype { .. }
+            | K::RankTooLarge { .. }
+            | K::SizeOverflow { .. }
+            | K::SpanMismatch { .. }
+            | K::OffsetsBackwards { .. }
+            | K::OffsetsOverflow { .. }
+            | K::OffsetsOutside { .. }
+            | K::TrailingBytes { .. }
+            | K::Gap { .. }
+            | K::Overlap { .. }
+    )
 }
 
 /// A manifest that is damaged or of other files.
 fn is_broken_manifest(kind: &FaultKind) -> bool {
     use FaultKind as K;
-    match kind {
-        K::ManifestPath { .. } | K::ManifestFileTwice | K::ManifestFormat { .. } => true,
-        K::ManifestIncomplete { .. } | K::ManifestChecksum { .. } | K::ManifestFileUnknown => true,
-        K::ManifestTensorMissing | K::ManifestTensorUnknown | K::ManifestTensorDiffers { .. } => true,
-        _ => false,
-    }
+    matches!(
+        kind,
+        K::ManifestPath { .. }
+            | K::ManifestFileTwice
+            | K::ManifestFormat { .. }
+            | K::ManifestIncomplete { .. }
+            | K::ManifestChecksum { .. }
+            | K::ManifestFileUnknown
+            | K::ManifestTensorMissing
+            | K::ManifestTensorUnknown
+            | K::ManifestTensorDiffers { .. }
+    )
 }
 
 fn io_hint(source: &std::io::Error) -> Option<String> {

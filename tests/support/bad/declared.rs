@@ -152,7 +152,7 @@ fn manifest_texts() -> Vec<(&'static str, Make)> {
         ("not-json", |p| manifest_text(p, |_| b"version: 1\n".to_vec())),
         ("array", |p| manifest_text(p, |text| format!("[{text}]").into())),
         ("cut-off", |p| manifest_text(p, |text| text[..text.len() - 30].into())),
-        ("invalid-utf-8", |p| manifest_text(p, |text| [text[..text.len() - 1].as_bytes(), b",\"\xff\":1}"].concat())),
+        ("invalid-utf-8", |p| manifest_text(p, |text| [&text.as_bytes()[..text.len() - 1], b",\"\xff\":1}"].concat())),
         ("nested", |p| {
             manifest_text(p, |_| {
                 ("{\"version\":1,\"files\":".to_owned() + &"[".repeat(300) + &"]".repeat(300) + "}").into()
