@@ -84,8 +84,11 @@ impl Checkpoint {
     /// Opens a checkpoint for some passes. Shards that hold nothing for them are not opened.
     pub fn open(directory: &Path, passes: &[Pass], allowed: Allowed) -> Result<Checkpoint, Faults> {
         let weight_files = weight_files(directory)?;
-        if let Some(sign) = CONTAINER_SIGNS.iter().find(|sign| directory.join(sign).exists()) {
-            let kind = FaultKind::SourceIsContainer { sign: (*sign).to_owned() };
+        let sign = CONTAINER_SIGNS.into_iter().find(|sign| directory.join(sign).exists());
+        // A bare container has nothing but its weight files' names, and no index by which it could be read further.
+        let series = || weight_files.iter().map(String::as_str).find(|name| Pass::of_file(name).is_some());
+        if let Some(sign) = sign.or_else(series) {
+            let kind = FaultKind::SourceIsContainer { sign: sign.to_owned() };
             return Err(Fault::new(Place::file(directory), kind).into());
         }
         let config = Config::read(directory)?;

@@ -3,11 +3,14 @@
 //! Data go to stdout, everything else to stderr. Exit code 0: done, or the verdict is good; 1: it ran and the answer is no;
 //! 2: it could not run.
 
+mod bench;
 mod convert;
+mod diff;
 mod inspect;
 mod progress;
 mod size;
 mod text;
+mod verify;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -34,6 +37,12 @@ enum Command {
     Convert(Box<convert::Arguments>),
     /// Tell what a checkpoint, a container or one file is, and whether it is whole
     Inspect(inspect::Arguments),
+    /// Compare two models, tensor by tensor
+    Diff(diff::Arguments),
+    /// Prove that a container is whole and made from its source
+    Verify(verify::Arguments),
+    /// Measure how fast this machine does the work
+    Bench(bench::Arguments),
     #[command(flatten)]
     Later(Later),
 }
@@ -99,13 +108,22 @@ pub fn main() -> ExitCode {
     match cli.command {
         Command::Convert(arguments) => convert::main(*arguments),
         Command::Inspect(arguments) => inspect::main(arguments),
+        Command::Diff(arguments) => diff::main(arguments),
+        Command::Verify(arguments) => verify::main(arguments),
+        Command::Bench(arguments) => bench::main(arguments),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }
 }
 
+/// Parses a number of threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    let limit = limits::MAX_THREADS;
+    text.parse().ok().filter(|&threads| threads <= limit).ok_or_else(|| format!("expected a number up to {limit}"))
+}
+
 /// Threads for a command; 0 means one per core.
 pub(crate) fn pool(threads: usize) -> Result<rayon::ThreadPool, Faults> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.min(limits::MAX_THREADS)).build();
     pool.map_err(|e| Fault::new(Place::default(), FaultKind::Threads { message: e.to_string() }).into())
 }
 

@@ -361,22 +361,15 @@ impl Keys<'_> {
 
     fn rope_theta(&mut self) -> f64 {
         const ENGINE_THETA: f64 = 10000.0;
+        // The older spellings, which transformers still understands; the engine does not look at them.
+        self.rope_type("rope_scaling", ["rope_scaling.rope_type", "rope_scaling.type"]);
         let Some(value) = self.get("rope_parameters").cloned() else {
             self.silent.push(("rope_parameters", "the colibri engine then takes rope_theta 10000"));
-            // The older spelling, which transformers still understands.
             return self.positive_or("rope_theta", ENGINE_THETA);
         };
-        let Value::Object(rope) = &value else {
-            self.wrong("rope_parameters", "an object", &value);
-            return ENGINE_THETA;
-        };
-        match rope.get("rope_type") {
-            None | Some(Value::Null) => {}
-            Some(Value::String(kind)) if kind == "default" => {}
-            Some(other) => self.wrong("rope_parameters.rope_type", "\"default\"", other),
-        }
-        match rope.get("rope_theta") {
-            None | Some(Value::Null) => {
+        self.rope_type("rope_parameters", ["rope_parameters.rope_type", "rope_parameters.type"]);
+        match value.get("rope_theta").filter(|theta| !theta.is_null()) {
+            None => {
                 self.silent.push(("rope_parameters.rope_theta", "the colibri engine then takes 10000"));
                 ENGINE_THETA
             }
@@ -387,6 +380,21 @@ impl Keys<'_> {
                     ENGINE_THETA
                 }
             },
+        }
+    }
+
+    /// Refuses positions that are scaled in any way; `names` are those of the key's members that say so.
+    fn rope_type(&mut self, key: &'static str, names: [&'static str; 2]) {
+        let Some(value) = self.get(key).cloned() else { return };
+        if !value.is_object() {
+            return self.wrong(key, "an object", &value);
+        }
+        for (member, name) in ["rope_type", "type"].into_iter().zip(names) {
+            match value.get(member) {
+                None | Some(Value::Null) => {}
+                Some(Value::String(kind)) if kind == "default" => {}
+                Some(other) => self.wrong(name, "\"default\"", other),
+            }
         }
     }
 
@@ -528,6 +536,9 @@ mod tests {
             let config = parse(without(key)).unwrap();
             assert_eq!(config.silent.iter().map(|s| s.0).collect::<Vec<_>>(), [said]);
         }
+        let config = parse(with("rope_parameters", serde_json::json!({"rope_theta": null}))).unwrap();
+        assert_eq!(config.silent[0].0, "rope_parameters.rope_theta");
+        assert_eq!(parse(with("rope_scaling", Value::Null)).unwrap().silent, []);
     }
 
     #[test]
@@ -546,6 +557,12 @@ mod tests {
             message(with("rope_parameters", serde_json::json!({"rope_type": "yarn", "rope_theta": 1e4}))),
             "config.json: `rope_parameters.rope_type` is \"yarn\", expected \"default\""
         );
+        for (key, member) in [("rope_scaling", "rope_type"), ("rope_scaling", "type"), ("rope_parameters", "type")] {
+            let scaled = with(key, serde_json::json!({member: "linear", "rope_theta": 1e4}));
+            let expected = format!("config.json: `{key}.{member}` is \"linear\", expected \"default\"");
+            assert_eq!(message(scaled), expected);
+        }
+        assert!(message(with("rope_parameters", 3.into())).contains("expected an object"));
         assert!(message(with("indexer_types", serde_json::json!(["full"]))).contains("a list of 4 words"));
         assert!(message(with("qk_rope_head_dim", 15.into())).contains("an even number"));
         assert!(message(with("n_group", 3.into())).contains("a divisor of n_routed_experts 8"));

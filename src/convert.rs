@@ -20,6 +20,8 @@ use crate::roles::Pass;
 pub use destination::Destination;
 pub use plan::{Plan, PlannedClass, PlannedFile};
 
+pub use crate::progress::{Progress, Silent};
+
 /// What a user asks for.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -35,33 +37,10 @@ pub struct Options {
     pub allowed: Allowed,
     /// Start although the free space is short.
     pub force: bool,
-    /// Threads; 0 for one per core.
+    /// Threads, [`MAX_THREADS`](crate::limits::MAX_THREADS) at most; 0 for one per core.
     pub threads: usize,
     /// Memory for buffers, in bytes.
     pub memory: Option<u64>,
-}
-
-/// Told what a run does.
-pub trait Progress: Sync {
-    /// A run over so many bytes of source begins.
-    fn start(&self, source_bytes: u64);
-    /// A file is being written.
-    fn file(&self, name: &str);
-    /// So many bytes of source were converted and so many bytes of output written.
-    fn advance(&self, source_bytes: u64, output_bytes: u64);
-    /// The run is over, well or not.
-    fn end(&self);
-}
-
-/// Tells nobody.
-#[derive(Debug)]
-pub struct Silent;
-
-impl Progress for Silent {
-    fn start(&self, _source_bytes: u64) {}
-    fn file(&self, _name: &str) {}
-    fn advance(&self, _source_bytes: u64, _output_bytes: u64) {}
-    fn end(&self) {}
 }
 
 /// A conversion that can start.

@@ -57,7 +57,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
         if let Some(file) = &self.file {
-            write!(f, "{}", escaped(&file.to_string_lossy()))?;
+            write!(f, "{}", escaped_whole(&file.to_string_lossy()))?;
             separator = ": ";
         }
         if let Some(tensor) = &self.tensor {
@@ -188,33 +188,39 @@ pub fn is_unprintable(c: char) -> bool {
 
 /// Text from a file, made safe to print: control and formatting characters escaped, very long text cut.
 pub fn escaped(text: &str) -> impl fmt::Display + '_ {
-    escaped_to(text, limits::MAX_PRINTED_NAME)
+    Escaped { text, most: limits::MAX_PRINTED_NAME }
 }
 
-/// The same for what another crate says of text from a file: it may quote the text as it is.
+/// Text that must not be cut, for one a path, made safe to print.
+pub fn escaped_whole(text: &str) -> impl fmt::Display + '_ {
+    Escaped { text, most: usize::MAX }
+}
+
+/// What another crate says of text from a file, made safe to print: it may quote the text as it is, all of it.
 pub(crate) fn escaped_message(text: &str) -> impl fmt::Display + '_ {
-    escaped_to(text, limits::MAX_PRINTED_MESSAGE)
+    Escaped { text, most: limits::MAX_PRINTED_MESSAGE }
 }
 
-fn escaped_to(text: &str, most: usize) -> impl fmt::Display + '_ {
-    struct Escaped<'a>(&'a str, usize);
-    impl fmt::Display for Escaped<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            use fmt::Write;
-            for (i, c) in self.0.chars().enumerate() {
-                if i == self.1 {
-                    return write!(f, "… ({} bytes)", self.0.len());
-                }
-                if is_unprintable(c) {
-                    write!(f, "{}", c.escape_default())?;
-                } else {
-                    f.write_char(c)?;
-                }
+struct Escaped<'a> {
+    text: &'a str,
+    most: usize,
+}
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write;
+        for (i, c) in self.text.chars().enumerate() {
+            if i == self.most {
+                return write!(f, "… ({} bytes)", self.text.len());
             }
-            Ok(())
+            if is_unprintable(c) {
+                write!(f, "{}", c.escape_default())?;
+            } else {
+                f.write_char(c)?;
+            }
         }
+        Ok(())
     }
-    Escaped(text, most)
 }
 
 /// A list of names for a message: the first few, and how many more.
@@ -262,5 +268,20 @@ mod tests {
     fn hidden_characters_are_escaped() {
         assert_eq!(escaped("a\u{202e}b\r").to_string(), "a\\u{202e}b\\r");
         assert!(escaped(&"x".repeat(1000)).to_string().ends_with("… (1000 bytes)"));
+        let fault = |kind| Fault::new(Place::file("y/".repeat(1000)), kind).to_string();
+        let message = "\u{1b}[31mred".to_owned() + &"x".repeat(1000);
+        for kind in [
+            FaultKind::RecipeSyntax { message: message.clone() },
+            FaultKind::JsonSyntax { message: message.clone() },
+            FaultKind::IndexSyntax { message: message.clone() },
+            FaultKind::HeaderSyntax { message: message.clone() },
+            FaultKind::EntrySyntax { message: message.clone() },
+            FaultKind::StampSyntax { message: message.clone() },
+            FaultKind::Glob { glob: String::new(), message },
+        ] {
+            let text = fault(kind);
+            assert!(text.contains("\\u{1b}[31mred") && !text.contains(char::is_control), "{text}");
+            assert!(text.len() > 3000, "neither path nor reason is cut: {text}");
+        }
     }
 }

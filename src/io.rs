@@ -21,11 +21,16 @@ pub struct SourceFile {
 impl SourceFile {
     /// Opens a file and notes its size.
     pub fn open(path: &Path) -> Result<SourceFile> {
+        // Opening a pipe would wait for whoever writes to it.
+        let metadata = fs::metadata(path).map_err(|e| match path.symlink_metadata() {
+            Ok(_) if e.kind() == io::ErrorKind::NotFound => Fault::new(Place::file(path), FaultKind::DanglingLink),
+            _ => Fault::io("open the file", path, e),
+        })?;
+        if !metadata.is_file() {
+            return Err(Fault::new(Place::file(path), FaultKind::NotAFile));
+        }
         let file = File::open(path).map_err(|e| Fault::io("open the file", path, e))?;
         let metadata = file.metadata().map_err(|e| Fault::io("read the size of the file", path, e))?;
-        if metadata.is_dir() {
-            return Err(Fault::io("open the file", path, io::ErrorKind::IsADirectory.into()));
-        }
         Ok(SourceFile { path: path.to_owned(), file, bytes: metadata.len() })
     }
 
@@ -64,6 +69,18 @@ impl SourceFile {
             ),
             _ => Fault::io("read the file", &self.path, e),
         })
+    }
+
+    /// Tells the system that the file will be read from its start to its end, so that it reads further ahead.
+    pub fn expect_sequential(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Sequential);
+    }
+
+    /// Asks the system to forget what it keeps of the file in memory, so that it is read from the disk again.
+    pub fn forget_cached(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
     }
 }
 
@@ -106,6 +123,12 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()
     Ok(())
 }
 
+/// Whether two paths lead to the same file or directory. Pipes and devices are never opened and are the same as nothing.
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    let opened = |path: &Path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file() || metadata.is_dir());
+    opened(one) && opened(other) && same_file::is_same_file(one, other).unwrap_or(false)
+}
+
 /// Reads a whole small file, refusing one of more than `limit` bytes before allocating for it.
 pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let file = SourceFile::open(path)?;
@@ -129,9 +152,7 @@ impl NewFile {
     /// Starts the file that is to become `path`, under a temporary name beside it. A temporary file left by a dead run is
     /// replaced. The mode is the umask's.
     pub fn create(path: &Path) -> Result<NewFile> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(TEMPORARY_SUFFIX);
-        let temporary = path.with_file_name(name);
+        let temporary = temporary_path(path);
         match fs::remove_file(&temporary) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 return Err(Fault::io("remove a temporary file of an earlier run", &temporary, e));
@@ -185,6 +206,19 @@ impl NewFile {
         })?;
         sync_directory(parent(&self.path))
     }
+}
+
+/// The temporary name beside `path`: as much of its name as leaves room for the ending.
+fn temporary_path(path: &Path) -> PathBuf {
+    const MAX_NAME_BYTES: usize = 255;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    if name.len() + TEMPORARY_SUFFIX.len() > MAX_NAME_BYTES {
+        let text = name.to_string_lossy().into_owned();
+        let end = text.floor_char_boundary(MAX_NAME_BYTES - TEMPORARY_SUFFIX.len());
+        name = text[..end].into();
+    }
+    name.push(TEMPORARY_SUFFIX);
+    path.with_file_name(name)
 }
 
 impl Drop for NewFile {
@@ -262,11 +296,21 @@ impl DirectoryLock {
     }
 }
 
+/// Memory that can be taken without swapping, in bytes, where the system tells.
+pub fn available_bytes() -> Option<u64> {
+    proc_bytes("/proc/meminfo", "MemAvailable:")
+}
+
+/// A line of a file of the Linux kernel that counts kB.
+fn proc_bytes(path: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// Anonymous resident memory of this process now, in bytes, where the system tells.
 pub fn anonymous_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    proc_bytes("/proc/self/status", "RssAnon:")
 }
 
 #[cfg(test)]
@@ -297,6 +341,16 @@ mod tests {
     }
 
     #[test]
+    fn names_may_be_as_long_as_the_file_system_allows() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["x".repeat(255), "é".repeat(127), "é".repeat(120)] {
+            write_whole(&dir.path().join(&name), b"one", false).unwrap();
+            assert_eq!(fs::read(dir.path().join(&name)).unwrap(), b"one");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[test]
     fn a_shrinking_file_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
@@ -305,6 +359,25 @@ mod tests {
         OpenOptions::new().write(true).open(&path).unwrap().set_len(50).unwrap();
         let fault = file.read_at(&mut [0; 20], 40).unwrap_err();
         assert!(matches!(*fault.kind, FaultKind::FileShrank { expected: 60, found: 50 }), "{fault}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_pipes_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("a"), b"a").unwrap();
+        fs::write(path("b"), b"a").unwrap();
+        fs::hard_link(path("a"), path("hard")).unwrap();
+        std::os::unix::fs::symlink("a", path("soft")).unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(is_same_file(&path("a"), &path("hard")) && is_same_file(&path("soft"), &path("hard")));
+        assert!(!is_same_file(&path("a"), &path("b")) && !is_same_file(&path("a"), &path("none")));
+        assert!(!is_same_file(&path("pipe"), &path("pipe")));
+        for name in ["pipe", "."] {
+            assert!(matches!(*SourceFile::open(&path(name)).unwrap_err().kind, FaultKind::NotAFile), "{name}");
+        }
     }
 
     #[test]

@@ -30,14 +30,24 @@ impl<'a> Object<'a> {
         self.0.iter().map(|(key, _)| key.as_str()).filter(|key| !seen.insert(*key)).collect()
     }
 
-    /// The object as indented JSON, values byte for byte.
-    pub fn to_text(&self) -> String {
-        let members: Vec<String> = self
-            .0
-            .iter()
-            .map(|(key, value)| format!("  {}: {}", serde_json::Value::from(key.as_str()), value.get()))
-            .collect();
-        format!("{{\n{}\n}}\n", members.join(",\n"))
+    /// `text`, from which the object was parsed, without the first member of that key and its comma; every other byte stays.
+    pub fn text_without(&self, text: &str, key: &str) -> String {
+        let Some(number) = self.0.iter().position(|(k, _)| k == key) else { return text.to_owned() };
+        let span = |value: &RawValue| {
+            let begin = value.get().as_ptr() as usize - text.as_ptr() as usize;
+            (begin, begin + value.get().len())
+        };
+        let (_, end) = span(self.0[number].1);
+        let (begin, end) = match number.checked_sub(1) {
+            // From the end of the value before: the comma behind that goes too.
+            Some(before) => (span(self.0[before].1).1, end),
+            None => {
+                let begin = text.find('{').map_or(0, |brace| brace + 1);
+                let comma = text[end..].find(',').filter(|_| self.0.len() > 1);
+                (begin, end + comma.map_or(0, |comma| comma + 1))
+            }
+        };
+        format!("{}{}", &text[..begin], &text[end..])
     }
 }
 
@@ -129,7 +139,21 @@ mod tests {
         let object = Object::parse(r#"{"a": 1e-05, "b": [1,  2], "a": 3}"#).unwrap();
         assert_eq!(object.duplicates(), ["a"]);
         assert_eq!(object.get("a").unwrap().get(), "1e-05");
-        assert_eq!(object.to_text(), "{\n  \"a\": 1e-05,\n  \"b\": [1,  2],\n  \"a\": 3\n}\n");
+    }
+
+    #[test]
+    fn a_member_is_cut_out_and_nothing_else() {
+        let cases = [
+            ("{\n  \"q\": {\"x\": [1, {}]},\n  \"b\": 1.0e5\n}\n", "{\n  \"b\": 1.0e5\n}\n"),
+            (" {\"a\":\"\\u00e9\" , \"q\" : 1 ,\"b\":2}", " {\"a\":\"\\u00e9\" ,\"b\":2}"),
+            ("{\"a\": 1,\n\t\"q\": null\n}", "{\"a\": 1\n}"),
+            ("{ \"q\": 3 }", "{ }"),
+            ("{\"\\u0071\": 3, \"a\": [1,2]}", "{ \"a\": [1,2]}"),
+            ("{\"a\": {\"q\": 1}}", "{\"a\": {\"q\": 1}}"),
+        ];
+        for (text, without) in cases {
+            assert_eq!(Object::parse(text).unwrap().text_without(text, "q"), without, "{text}");
+        }
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub const MAX_HEADS: u64 = 4096;
 pub const MAX_STOP_IDS: usize = 8;
 /// Findings that a text report prints before it only counts the rest.
 pub const MAX_PRINTED_FINDINGS: usize = 20;
+/// Most threads: more than any machine has cores, and few enough to be started.
+pub const MAX_THREADS: usize = 1024;
 /// Tensors that a text report lists one by one before it joins alike ones.
 pub const MAX_LISTED_TENSORS: usize = 1000;
 /// Source bytes that one task of a conversion works on; at least one row.
@@ -51,4 +53,12 @@ pub const HASH_READ_BYTES: usize = 4 << 20;
 /// Longest line that is written to a terminal for one name before it is cut.
 pub const MAX_PRINTED_NAME: usize = 160;
 /// Longest message of another crate that is written to a terminal before it is cut.
-pub const MAX_PRINTED_MESSAGE: usize = 480;
+pub const MAX_PRINTED_MESSAGE: usize = 4096;
+/// Elements that one task of a comparison works on; at least one row. Results depend on it in their last digits.
+pub const DIFF_BLOCK_ELEMENTS: u64 = 1 << 19;
+/// Bytes of each side that one task compares.
+pub const DIFF_READ_BYTES: usize = 1 << 20;
+/// Bytes of one step of verifying a file: small enough to stay in a core's own cache between reading and hashing.
+pub const VERIFY_READ_BYTES: usize = 256 << 10;
+/// Tensors that `diff` prints before it only counts the rest.
+pub const MAX_PRINTED_TENSORS: usize = 20;

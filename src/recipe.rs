@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::{Format, GROUP_SIZES};
 use crate::io::read_small;
+use crate::json::Object;
 use crate::limits;
 use crate::quantize::Quantizer;
 use crate::roles::{Class, Pass, Projection, Role};
@@ -20,7 +21,7 @@ use crate::tensor::TensorName;
 
 /// Elements that share a scale: a number, or the whole row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a group size is a number of elements or \"row\"")]
 pub enum GroupSize {
     /// So many; 0 means the row.
     Elements(u64),
@@ -133,8 +134,14 @@ impl Settings {
 
     /// Parses the text of a recipe; `path` is for messages only.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Settings> {
-        serde_json::from_slice(bytes)
-            .map_err(|e| Fault::new(Place::file(path), FaultKind::RecipeSyntax { message: e.to_string() }))
+        let fault = |message: String| Fault::new(Place::file(path), FaultKind::RecipeSyntax { message });
+        let text = std::str::from_utf8(bytes).map_err(|e| fault(e.to_string()))?;
+        // Left to itself serde would also take lists, with members by their position.
+        let object = Object::parse(text).map_err(|e| fault(e.to_string()))?;
+        if let Some(rules) = object.get("rules") {
+            serde_json::from_str::<Vec<Object<'_>>>(rules.get()).map_err(|e| fault(format!("`rules`: {e}")))?;
+        }
+        serde_json::from_str(text).map_err(|e| fault(e.to_string()))
     }
 
     /// These flags and a recipe together; a setting that both give must be the same.
@@ -159,6 +166,16 @@ impl Settings {
         };
         Faults::check(faults)?;
         Ok(settings)
+    }
+
+    /// These settings with the rules of others that they lack behind their own.
+    pub fn with_rules_of(mut self, other: &Settings) -> Settings {
+        for rule in &other.rules {
+            if !self.rules.contains(rule) {
+                self.rules.push(rule.clone());
+            }
+        }
+        self
     }
 }
 

@@ -1,15 +1,24 @@
 //! The JSON documents that commands print with `--json`. `schemas/` is generated from these types.
 
+mod bench;
+mod diff;
 pub mod inspect;
+mod verify;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
+pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
+pub use self::verify::{
+    CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyGpu, VerifyGreedy,
+    VerifyReport, VerifyTeacherForced, VerifyTokens,
+};
 pub use crate::error::Severity;
-use crate::error::{Fault, escaped};
+use crate::error::{Fault, escaped, escaped_whole};
 
 /// Something that a report tells about a file or tensor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
@@ -45,7 +54,7 @@ impl Finding {
     pub fn line(&self) -> String {
         let mut line = String::new();
         if let Some(file) = &self.file {
-            line += &format!("{}: ", escaped(file));
+            line += &format!("{}: ", escaped_whole(file));
         }
         if let Some(tensor) = &self.tensor {
             line += &format!("tensor {}: ", escaped(tensor));

@@ -1,5 +1,7 @@
 //! Weights by name, whether they come from a checkpoint or from a container.
 
+mod model;
+
 use std::path::PathBuf;
 
 use byteorder::{ByteOrder, LittleEndian};
@@ -12,6 +14,8 @@ use crate::error::{Fault, FaultKind, Place, Result};
 use crate::format::Format;
 use crate::quantize::Decoder;
 use crate::tensor::{Shape, TensorName};
+
+pub use model::{Model, ModelKind, Stored};
 
 /// A matrix or vector in memory, still in its stored format. A vector of n elements is n rows of one column.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +33,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Decodes one row: `out` [columns].
+    /// Decodes one row: `out` `[columns]`.
     ///
     /// # Panics
     ///
@@ -101,7 +105,7 @@ impl<'a> SourceRows<'a> {
         self.tensor.shard.file.read_at(&mut buffer.0, offset).map_err(|fault| named(fault, &self.tensor.stored.name))
     }
 
-    /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` [columns].
+    /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` `[columns]`.
     pub fn row(&self, buffer: &ReadBuffer, first: u64, row: u64, out: &mut [f32]) {
         let bytes = self.row_bytes() as usize;
         let stored = &buffer.0[(row - first) as usize * bytes..][..bytes];
@@ -285,7 +289,7 @@ impl<'a> ContainerRows<'a> {
         &buffer.scales[(row - first) as usize * per_row..][..per_row]
     }
 
-    /// Decodes row `row` of what was read from `first` on: `out` [columns].
+    /// Decodes row `row` of what was read from `first` on: `out` `[columns]`.
     pub fn row(&self, buffer: &StoredRows, first: u64, row: u64, out: &mut [f32]) {
         let codes = self.codes(buffer, first, row);
         if self.decoder.format() == Format::F32 {
@@ -337,7 +341,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Decodes row `row` of what was read from `first` on: `out` [columns].
+    /// Decodes row `row` of what was read from `first` on: `out` `[columns]`.
     pub fn row(&self, buffer: &RowsBuffer, first: u64, row: u64, out: &mut [f32]) {
         match self {
             Rows::Source(rows) => rows.row(&buffer.source, first, row, out),

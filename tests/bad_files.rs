@@ -21,14 +21,14 @@ use std::path::{Path, PathBuf};
 
 use coliconv::checkpoint::{Allowed, Checkpoint};
 use coliconv::config::CONFIG_FILE;
-use coliconv::container::reader::{Found, Survey};
 use coliconv::error::{Fault, FaultKind, Faults, Severity, escaped};
 use coliconv::header::Header;
 use coliconv::inspect::{Query, inspect};
 use coliconv::io::SourceFile;
-use coliconv::payload::{check_head, findings, scan};
+use coliconv::progress::Silent;
+use coliconv::report::Finding;
 use coliconv::roles::Pass;
-use coliconv::weights::ContainerRows;
+use coliconv::verify::{Level, Options, TokenOptions, verify};
 use serde_json::json;
 use support::bad::{self, Model};
 
@@ -63,84 +63,77 @@ fn tree(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 // ---- the ways to meet a file -----------------------------------------------------------------------------------------
 
-fn errors(faults: Faults) -> Vec<Found> {
-    faults.into_vec().into_iter().map(|fault| (Severity::Error, fault)).collect()
+fn errors(faults: Faults) -> Vec<Finding> {
+    faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect()
 }
 
 /// One file's header.
-fn read_header(path: &Path) -> Vec<Found> {
+fn read_header(path: &Path) -> Vec<Finding> {
     match SourceFile::open(path).map_err(Faults::from).and_then(|file| Header::read(&file)) {
         Ok(header) => {
-            let notes = header.misaligned(path).into_iter().map(|fault| (Severity::Note, fault));
-            notes.chain(header.odd_names(path).into_iter().map(|fault| (Severity::Warning, fault))).collect()
+            let notes = header.misaligned(path).into_iter().map(|fault| Finding::new(Severity::Note, &fault));
+            let names = header.odd_names(path).into_iter().map(|fault| Finding::new(Severity::Warning, &fault));
+            notes.chain(names).collect()
         }
         Err(faults) => errors(faults),
     }
 }
 
 /// A checkpoint, opened for every pass.
-fn open_checkpoint(directory: &Path) -> Vec<Found> {
+fn open_checkpoint(directory: &Path) -> Vec<Finding> {
     match Checkpoint::open(directory, &Pass::ALL, Allowed::default()) {
         Ok(checkpoint) => {
             let severity = |fault: &Fault| match *fault.kind {
                 FaultKind::PassAbsent { .. } | FaultKind::Misaligned { .. } => Severity::Note,
                 _ => Severity::Warning,
             };
-            checkpoint.warnings.into_iter().map(|fault| (severity(&fault), fault)).collect()
+            checkpoint.warnings.iter().map(|fault| Finding::new(severity(fault), fault)).collect()
         }
         Err(faults) => errors(faults),
     }
 }
 
-/// A container: headers and declarations, then every byte of its weights.
-fn survey_container(directory: &Path) -> Vec<Found> {
-    let mut survey = Survey::read(directory).unwrap_or_else(|fault| panic!("{fault}"));
-    let mut found = std::mem::take(&mut survey.findings);
-    found.extend(check_head(&survey));
-    for (name, weight) in &survey.weights {
-        let Some(format) = weight.format else { continue };
-        let place = coliconv::error::Place::tensor(survey.files[weight.file].file.path(), name.clone());
-        match ContainerRows::new(&survey, weight).and_then(|rows| scan(&rows)) {
-            Ok(scan) => found.extend(findings(&scan, format, &place)),
-            Err(fault) => found.push((Severity::Error, fault)),
-        }
-    }
-    found.extend(support::checksums::verify(&survey));
-    found
+/// A container: headers and what is declared, then every byte of its weights.
+fn verify_container(directory: &Path) -> Vec<Finding> {
+    let options = Options { level: Level::Payload, source: None, threads: 1, tokens: TokenOptions::default() };
+    let report = verify(directory, &options, &Silent).unwrap_or_else(|faults| panic!("{faults}"));
+    let failed = report.findings.iter().any(|finding| finding.severity == Severity::Error);
+    assert_eq!(report.verdict.name() == "fail", failed, "{}", directory.display());
+    report.findings
 }
 
 // ---- comparing with the tables ---------------------------------------------------------------------------------------
 
 /// A finding as it stands in a table: severity, kind, file below `root` (`.` for itself), tensor.
-fn cell((severity, fault): &Found, root: &Path) -> String {
-    let mut cell = format!("{} {}", severity.name(), fault.kind.name());
-    if let Some(file) = &fault.place.file {
-        let file = file.strip_prefix(root).unwrap_or(file).to_string_lossy();
-        cell += &format!(" {}", if file.is_empty() { ".".into() } else { escaped(&file).to_string() });
+fn cell(finding: &Finding, root: &Path) -> String {
+    let mut cell = format!("{} {}", finding.severity.name(), finding.kind);
+    if let Some(file) = &finding.file {
+        let file = Path::new(file).strip_prefix(root).unwrap_or(Path::new(file)).to_string_lossy().into_owned();
+        cell += &format!(" {}", if file.is_empty() { ".".to_owned() } else { escaped(&file).to_string() });
     }
-    if let Some(tensor) = &fault.place.tensor {
+    if let Some(tensor) = &finding.tensor {
         cell.push(' ');
-        cell.extend(tensor.to_string().chars().take(60));
+        cell.extend(escaped(tensor).to_string().chars().take(60));
     }
     cell
 }
 
 /// The findings without notes, sorted.
-fn cells(found: &[Found], root: &Path) -> Vec<String> {
-    let mut cells: Vec<String> =
-        found.iter().filter(|(severity, _)| *severity != Severity::Note).map(|found| cell(found, root)).collect();
+fn cells(found: &[Finding], root: &Path) -> Vec<String> {
+    let without_notes = found.iter().filter(|finding| finding.severity != Severity::Note);
+    let mut cells: Vec<String> = without_notes.map(|finding| cell(finding, root)).collect();
     cells.sort();
     cells
 }
 
 /// What is told of a case, for a person to read: the line and the hint of each finding, paths relative.
-fn told(name: &str, found: &[Found], root: &Path) -> String {
+fn told(name: &str, found: &[Finding], root: &Path) -> String {
     let mut text = format!("{name}\n");
-    for (severity, fault) in found.iter().filter(|(severity, _)| *severity != Severity::Note) {
-        let line = fault.to_string().replace(&format!("{}/", root.display()), "");
+    for finding in found.iter().filter(|finding| finding.severity != Severity::Note) {
+        let line = finding.line().replace(&format!("{}/", root.display()), "");
         let line = line.replace(&root.display().to_string(), ".");
-        text += &format!("  {}: {line}\n", severity.name());
-        if let Some(hint) = fault.hint() {
+        text += &format!("  {}: {line}\n", finding.severity.name());
+        if let Some(hint) = &finding.hint {
             text += &format!("    hint: {hint}\n");
         }
     }
@@ -148,7 +141,7 @@ fn told(name: &str, found: &[Found], root: &Path) -> String {
 }
 
 /// Meets every case of a folder in one way and compares with a table. Returns what was told.
-fn check(folder: &Path, table: &[Row], meet: impl Fn(&Path) -> Vec<Found>) -> String {
+fn check(folder: &Path, table: &[Row], meet: impl Fn(&Path) -> Vec<Finding>) -> String {
     let rows: BTreeMap<&str, &[&str]> = table.iter().copied().collect();
     assert_eq!(rows.len(), table.len(), "a name has two rows");
     let names = names(folder);
@@ -228,14 +221,18 @@ fn indexes_are_refused() {
 }
 
 /// Copies every file of a folder into `place`, one after the other, and looks at `directory` each time.
-fn in_the_place_of(place: PathBuf, directory: &Path, look: fn(&Path) -> Vec<Found>) -> impl Fn(&Path) -> Vec<Found> {
+fn in_the_place_of(
+    place: PathBuf,
+    directory: &Path,
+    look: fn(&Path) -> Vec<Finding>,
+) -> impl Fn(&Path) -> Vec<Finding> {
     move |path| {
         fs::copy(path, &place).unwrap();
         let mut found = look(directory);
         // As a table has it: files below the directory.
-        for (_, fault) in &mut found {
-            let file = fault.place.file.take();
-            fault.place.file = file.map(|file| file.strip_prefix(directory).unwrap_or(&file).to_owned());
+        for finding in &mut found {
+            let below = |file: &String| Some(Path::new(file).strip_prefix(directory).ok()?.to_str()?.to_owned());
+            finding.file = finding.file.as_ref().map(|file| below(file).unwrap_or(file.clone()));
         }
         found
     }
@@ -247,7 +244,7 @@ fn configs_are_refused() {
     let made = tempfile::tempdir().unwrap();
     let directory = made.path().join("container");
     Model::container(json!({})).store(&directory);
-    let meet = in_the_place_of(directory.join(CONFIG_FILE), &directory, survey_container);
+    let meet = in_the_place_of(directory.join(CONFIG_FILE), &directory, verify_container);
     insta::assert_snapshot!("config", check(&folder, checkpoints::CONFIG, meet));
     let directory = made.path().join("checkpoint");
     Model::checkpoint(json!({})).store(&directory);
@@ -258,8 +255,8 @@ fn configs_are_refused() {
 }
 
 /// The errors of `found` in a file, with `.` for the file, sorted.
-fn errors_of(found: &[Found], file: &Path) -> Vec<String> {
-    let of_file = |found: &&Found| found.1.place.file.as_deref() == Some(file) && found.0 == Severity::Error;
+fn errors_of(found: &[Finding], file: &Path) -> Vec<String> {
+    let of_file = |finding: &&Finding| finding.file.as_deref() == file.to_str() && finding.severity == Severity::Error;
     let mut cells: Vec<String> = found.iter().filter(of_file).map(|found| cell(found, file)).collect();
     cells.sort();
     cells
@@ -278,7 +275,7 @@ fn headers_are_refused_in_containers_and_checkpoints() {
         for place in &places {
             fs::copy(fixtures().join("bad/header").join(name), place).unwrap();
         }
-        assert_eq!(errors_of(&survey_container(&container), &places[0]), expected, "{name} in a container");
+        assert_eq!(errors_of(&verify_container(&container), &places[0]), expected, "{name} in a container");
         assert_eq!(errors_of(&open_checkpoint(&checkpoint), &places[1]), expected, "{name} in a checkpoint");
         for place in places.iter().flat_map(|place| [place, place.parent().unwrap()]) {
             let report = inspect(place, &Query::default(), &|_, _, _| ()).unwrap();
@@ -303,12 +300,12 @@ fn large_files_are_refused() {
     check(&made.path().join("header"), headers::LARGE, read_header);
     for name in names(&made.path().join("stamps")) {
         let directory = made.path().join("stamps").join(&name);
-        let found = survey_container(&directory);
-        let errors: Vec<&Found> = found.iter().filter(|(severity, _)| *severity == Severity::Error).collect();
+        let found = verify_container(&directory);
+        let errors: Vec<&Finding> = found.iter().filter(|finding| finding.severity == Severity::Error).collect();
         let [only] = errors[..] else { panic!("{name}: {} errors", errors.len()) };
         assert_eq!(cell(only, &directory), "error engine-limit .");
         let message = "the container would break a limit of the colibri engine: 4097 stamps, at most 4096";
-        assert_eq!(only.1.kind.to_string(), message);
+        assert_eq!(only.message, message);
     }
 }
 
@@ -317,9 +314,9 @@ fn what_the_bad_files_are_made_of_is_good() {
     let made = tempfile::tempdir().unwrap();
     let directory = |name: &str| made.path().join(name);
     Model::container(json!({"num_nextn_predict_layers": 1})).with_indexer().store(&directory("container"));
-    assert_eq!(cells(&survey_container(&directory("container")), made.path()), [""; 0]);
+    assert_eq!(cells(&verify_container(&directory("container")), made.path()), [""; 0]);
     bad::write_manifest(&directory("container"));
-    assert_eq!(cells(&survey_container(&directory("container")), made.path()), [""; 0]);
+    assert_eq!(cells(&verify_container(&directory("container")), made.path()), [""; 0]);
     Model::checkpoint(json!({})).store(&directory("checkpoint"));
     assert_eq!(cells(&open_checkpoint(&directory("checkpoint")), made.path()), [""; 0]);
 }
@@ -333,7 +330,7 @@ fn containers_are_refused() {
         ("manifest", declared::MANIFEST),
     ];
     for (group, table) in tables {
-        let told = check(&fixtures().join("bad").join(group), table, survey_container);
+        let told = check(&fixtures().join("bad").join(group), table, verify_container);
         insta::assert_snapshot!(group, told);
     }
 }

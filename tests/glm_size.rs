@@ -8,14 +8,43 @@ use std::path::Path;
 use coliconv::checkpoint::{Allowed, Checkpoint};
 use coliconv::config::IndexerType;
 use coliconv::roles::{Class, Pass};
-use support::synthetic::Synthetic;
+use support::convert::Place;
+use support::synthetic::{Made, Synthetic};
+
+/// The checkpoint: 141 files of holes.
+fn glm(directory: &Path) -> Made {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/glm-5.2/config.json");
+    let config = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
+    Synthetic::new(config).shards(141).mtp_indexer().holes().write(directory).unwrap()
+}
+
+#[test]
+fn a_dry_run_predicts_the_known_sizes() {
+    let place = Place::new();
+    glm(&place.source);
+    let gigabytes = |arguments: &[&str]| {
+        let report = place.json(&[arguments, &["--dry-run"]].concat());
+        let classes = report["classes"].as_array().unwrap();
+        let payload: u64 = classes.iter().map(|class| class["output_bytes"].as_u64().unwrap()).sum();
+        let files: u64 = report["files"].as_array().unwrap().iter().map(|file| file["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(report["output_bytes"], files);
+        // Headers are small beside what they describe.
+        assert!((payload..payload + 30_000_000).contains(&files));
+        let experts = classes.iter().find(|class| class["class"] == "x").unwrap();
+        assert_eq!(experts["tensors"], 57_600);
+        (payload as f64 / 1e7).round() / 100.0
+    };
+    assert_eq!(gigabytes(&[]), 419.28);
+    assert_eq!(gigabytes(&["--group-size", "64", "--mtp"]), 429.24);
+    // Experts of 3 bits, the rest in groups of 64.
+    assert_eq!(gigabytes(&["--xbits", "3"]), 328.69);
+    assert!(!place.container.exists());
+}
 
 #[test]
 fn a_checkpoint_of_756_gigabytes_opens() {
-    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/glm-5.2/config.json");
-    let config = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let made = Synthetic::new(config).shards(141).mtp_indexer().holes().write(directory.path()).unwrap();
+    let made = glm(directory.path());
     assert_eq!(made.shards, 141);
     assert_eq!((made.weights, made.entries), (59_585, 118_630));
     assert_eq!(made.tensor_bytes, 755_541_661_376);

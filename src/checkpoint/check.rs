@@ -1,7 +1,7 @@
 //! Whether index, headers, config and census of a checkpoint agree.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Allowed, Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX};
 use crate::config::Config;
@@ -35,6 +35,8 @@ enum Fit {
     Known,
     /// A known form of weights that is not read.
     Unread(&'static str),
+    /// A weight of the census under another prefix.
+    Nested(TensorName),
     /// Nothing of this model.
     Unknown,
 }
@@ -44,7 +46,7 @@ fn fit(name: &str, census: &Census, config: &Config) -> Fit {
     if census.role(weight).is_some() || Census::dropped(name, config) {
         return Fit::Known;
     }
-    let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
+    let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| weight.ends_with(suffix));
     if ends(&["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.experts.gate_proj", "mlp.experts.up_proj"]) {
         Fit::Unread("a layer's experts fused into one tensor")
     } else if ends(&[".weight_packed", ".weight_global_scale", ".input_global_scale"]) {
@@ -58,7 +60,11 @@ fn fit(name: &str, census: &Census, config: &Config) -> Fit {
             "a quantization with `weight_scale` or `input_scale` (NVFP4, MXFP4, or FP8 other than in 128 × 128 blocks)",
         )
     } else {
-        Fit::Unknown
+        let without = |prefix: &str| weight.contains(prefix).then(|| weight.replacen(prefix, "", 1));
+        let inner = ["language_model.", "model."].into_iter().filter_map(without);
+        let found =
+            inner.flat_map(|inner| [format!("model.{inner}"), inner]).find(|inner| census.role(inner).is_some());
+        found.map_or(Fit::Unknown, |inner| Fit::Nested(inner.into()))
     }
 }
 
@@ -72,8 +78,11 @@ impl Checkpoint {
         self.check_census(index, passes, allowed, &mut faults);
         for (name, role) in self.weights(&Pass::ALL) {
             self.check_tensor(name, &role.shape, &mut faults);
+            if passes.contains(&role.pass) || !self.unopened(&format!("{}{SCALE_SUFFIX}", name.as_str()), index) {
+                self.check_scales(name, &role.shape, &mut faults);
+            }
         }
-        self.check_orphans(&mut faults);
+        self.check_orphans(index, &mut faults);
         self.check_total(index);
         Faults::check(faults)
     }
@@ -123,33 +132,27 @@ impl Checkpoint {
         self.located = located;
     }
 
-    /// Every name that is known, from opened headers and from the index.
-    fn names<'a>(&'a self, index: &'a Index) -> impl Iterator<Item = (&'a TensorName, &'a Path)> {
-        let opened = self.located.iter().map(|(name, &(shard, _))| (name, self.shards[shard].file.path()));
+    /// Every name that is known, from opened headers and from the index, with its file.
+    fn names<'a>(&'a self, index: &'a Index) -> impl Iterator<Item = (&'a TensorName, PathBuf)> {
+        let opened = self.located.iter().map(|(name, &(shard, _))| (name, self.shards[shard].file.path().to_owned()));
         let unopened = index.entries().filter(|(name, _)| !self.located.contains_key(*name));
-        opened.chain(unopened.map(|(name, _)| (name, index.path())))
+        opened.chain(unopened.map(|(name, file)| (name, self.directory.join(file))))
     }
 
     /// Every tensor must be of this model: what it is not is named, all of it.
     fn check_names(&self, index: &Index, faults: &mut Vec<Fault>) {
-        let mut unknown = Vec::new();
-        let mut unread: Vec<(&TensorName, &Path, &'static str)> = Vec::new();
+        let mut misfits: Vec<(&TensorName, PathBuf, FaultKind)> = Vec::new();
         for (name, path) in self.names(index) {
             match fit(name.as_str(), &self.census, &self.config) {
                 Fit::Known => {}
-                Fit::Unread(what) => unread.push((name, path, what)),
-                Fit::Unknown => unknown.push(name.clone()),
+                Fit::Unread(what) => misfits.push((name, path, FaultKind::SourceFormat { what })),
+                Fit::Nested(within) => misfits.push((name, path, FaultKind::NestedTensor { within })),
+                Fit::Unknown => misfits.push((name, path, FaultKind::UnknownTensor)),
             }
         }
-        unread.sort();
-        for (name, path, what) in unread {
-            faults.push(Fault::new(Place::tensor(path, name.clone()), FaultKind::SourceFormat { what }));
-        }
-        if !unknown.is_empty() {
-            unknown.sort();
-            let place = Place::file(&self.directory);
-            faults.push(Fault::new(place, FaultKind::UnknownTensors { names: unknown }));
-        }
+        misfits.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        faults
+            .extend(misfits.into_iter().map(|(name, path, kind)| Fault::new(Place::tensor(path, name.clone()), kind)));
     }
 
     /// Everything that config.json asks for is there, of the wanted passes and of those that the index knows.
@@ -176,7 +179,12 @@ impl Checkpoint {
         self.absent_passes = absent.passes;
     }
 
-    /// Shape by config, element type by what is read, scales by the ceiling grid.
+    /// Whether a tensor is in a file of the index that no wanted pass needs, so that it was not opened.
+    fn unopened(&self, name: &str, index: &Index) -> bool {
+        index.file_of(name).is_some_and(|file| !self.shards.iter().any(|shard| shard.name == file))
+    }
+
+    /// Shape by config, element type by what is read.
     fn check_tensor(&self, name: &TensorName, shape: &Shape, faults: &mut Vec<Fault>) {
         let Some(tensor) = self.tensor(name.as_str()) else { return };
         let stored = tensor.stored;
@@ -197,32 +205,39 @@ impl Checkpoint {
         }
         if stored.shape != *shape {
             let kind = FaultKind::ShapeMismatch { expected: shape.clone(), found: stored.shape.clone() };
-            return faults.push(Fault::new(place(), kind));
+            faults.push(Fault::new(place(), kind));
         }
-        match tensor.scales {
-            None if stored.dtype == Dtype::F8_E4M3 => {
-                let scale = format!("{name}{SCALE_SUFFIX}").into();
-                faults.push(Fault::new(place(), FaultKind::ScaleMissing { scale }));
-            }
-            Some((shard, scales)) if stored.dtype == Dtype::F8_E4M3 => {
-                let place = Place::tensor(shard.file.path(), scales.name.clone());
-                if !matches!(scales.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F8_E8M0) {
-                    faults.push(Fault::new(place, FaultKind::ScaleDtype { found: scales.dtype }));
-                } else if let Some(kind) = grid_fault(shape, &scales.shape) {
-                    faults.push(Fault::new(place, kind));
-                }
-            }
-            _ => {}
+    }
+
+    /// An FP8 weight of the right shape has the ceiling grid of scales.
+    fn check_scales(&self, name: &TensorName, shape: &Shape, faults: &mut Vec<Fault>) {
+        let Some(tensor) = self.tensor(name.as_str()) else { return };
+        if tensor.stored.dtype != Dtype::F8_E4M3 || tensor.stored.shape != *shape || shape.matrix().is_none() {
+            return;
+        }
+        let Some((shard, scales)) = tensor.scales else {
+            let scale = format!("{}{SCALE_SUFFIX}", name.as_str()).into();
+            let place = Place::tensor(tensor.shard.file.path(), name.clone());
+            return faults.push(Fault::new(place, FaultKind::ScaleMissing { scale }));
+        };
+        let place = Place::tensor(shard.file.path(), scales.name.clone());
+        if !matches!(scales.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F8_E8M0) {
+            faults.push(Fault::new(place, FaultKind::ScaleDtype { found: scales.dtype }));
+        } else if let Some(kind) = grid_fault(shape, &scales.shape) {
+            faults.push(Fault::new(place, kind));
         }
     }
 
     /// Scales belong to an FP8 weight.
-    fn check_orphans(&self, faults: &mut Vec<Fault>) {
+    fn check_orphans(&self, index: &Index, faults: &mut Vec<Fault>) {
         let mut orphans: Vec<(&TensorName, &str)> = self
             .located
             .keys()
             .filter_map(|name| Some((name, name.as_str().strip_suffix(SCALE_SUFFIX)?)))
-            .filter(|(_, weight)| self.stored(weight).is_none_or(|(_, stored)| stored.dtype != Dtype::F8_E4M3))
+            .filter(|(_, weight)| match self.stored(weight) {
+                Some((_, stored)) => stored.dtype != Dtype::F8_E4M3,
+                None => !self.unopened(weight, index),
+            })
             .collect();
         orphans.sort();
         for (name, weight) in orphans {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::progress::{Meter, duration};
-use super::{Talk, not_available, print, print_json, refuse, size, tell, text, warn};
+use super::{Talk, not_available, print, print_json, refuse, size, tell, text, threads, warn};
 use crate::checkpoint::Allowed;
 use crate::convert::{Job, Options};
 use crate::error::{Faults, escaped};
@@ -94,7 +94,7 @@ pub(crate) struct Arguments {
     #[arg(long, help_heading = "Run")]
     stats: bool,
     /// Threads [default: one per core]
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, help_heading = "Run")]
+    #[arg(long, value_name = "N", value_parser = threads, default_value_t = 0, hide_default_value = true, help_heading = "Run")]
     threads: usize,
     /// Memory for buffers, for one 512M
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Run")]

@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with = "json")]
     csv: bool,
     /// Threads [default: one per core]
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     #[command(flatten)]
     talk: Talk,
@@ -150,15 +150,15 @@ fn summary(report: &InspectReport) -> String {
         (0, n) => count(n as u64, "warning"),
         (n, _) => format!("NOT SOUND: {}", count(n as u64, "error")),
     });
-    let mut out = parts.join(", ");
+    let mut out = text::wrapped(&parts);
     if report.kind != Kind::File {
-        out += &format!("\nformats: {}", formats(report));
+        out += &format!("\n{}", text::wrapped(&formats(report)));
     }
     out
 }
 
 /// The formats of the parts that people ask for.
-fn formats(report: &InspectReport) -> String {
+fn formats(report: &InspectReport) -> Vec<String> {
     // Where a class has several formats, that of most bytes and how many others.
     let of = |class: Class| {
         let mut totals: Vec<_> = report.totals.iter().filter(|t| t.class.as_deref() == Some(class.name())).collect();
@@ -181,7 +181,10 @@ fn formats(report: &InspectReport) -> String {
         (false, _) => "no MTP head".to_owned(),
     });
     parts.push(of(Class::Indexer).map_or("no indexer".to_owned(), |format| format!("indexer {format}")));
-    parts.join(", ")
+    if let Some(first) = parts.first_mut() {
+        first.insert_str(0, "formats: ");
+    }
+    parts
 }
 
 /// Files of each series apart, so that a file of the MTP head does not stand in for a missing one.
@@ -282,7 +285,7 @@ fn collapse(tensors: &[InspectTensor]) -> Vec<(&InspectTensor, u64)> {
 fn dump(tensor: &InspectTensor) -> String {
     let shape = tensor.shape.as_deref().map_or("?".to_owned(), shape_text);
     let format = format_text(tensor.format.as_ref(), tensor.group_size);
-    let mut out = format!("{}  {shape}  {format}  {}\n", escaped(&tensor.name), escaped(&tensor.file));
+    let mut out = format!("{}\n  {shape}  {format}  {}\n", escaped(&tensor.name), escaped(&tensor.file));
     if let Some(stats) = &tensor.stats {
         out += &stats_text(stats);
     }

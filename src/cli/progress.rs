@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{size, tell};
-use crate::convert::Progress;
+use crate::progress::Progress;
 
 /// Time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -74,6 +74,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 impl Progress for Meter {
     fn start(&self, source_bytes: u64) {
         self.total.store(source_bytes, Ordering::Relaxed);
+        self.done.store(0, Ordering::Relaxed);
         if let Some(bar) = &self.bar {
             bar.set_length(source_bytes);
             bar.reset();

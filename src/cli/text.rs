@@ -22,3 +22,37 @@ pub(crate) fn table(header: &[&str], right: &[&str], rows: Vec<Vec<String>>) -> 
     let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
     lines.join("\n") + "\n"
 }
+
+/// Columns that text keeps to where it can.
+const COLUMNS: usize = 80;
+
+/// Parts joined by commas, on further lines where one does not take them.
+pub(crate) fn wrapped(parts: &[String]) -> String {
+    let mut out = String::new();
+    let mut width = 0;
+    for (i, part) in parts.iter().enumerate() {
+        let length = part.chars().count() + 1;
+        if i > 0 {
+            let fits = width + 1 + length <= COLUMNS;
+            out += if fits { ", " } else { ",\n  " };
+            width = if fits { width + 1 } else { 2 };
+        }
+        out += part;
+        width += length;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrapped;
+
+    #[test]
+    fn long_lists_go_on_below() {
+        let parts: Vec<String> = (0..8).map(|i| format!("part number {i}")).collect();
+        let text = wrapped(&parts);
+        assert!(text.lines().count() == 2 && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert_eq!(text.replace(",\n  ", ", "), parts.join(", "));
+        assert_eq!(wrapped(&[]), "");
+    }
+}

@@ -11,6 +11,7 @@ use crate::io::read_small;
 use crate::json::unique_map;
 use crate::limits;
 use crate::recipe::Settings;
+use crate::report::Finding;
 use crate::tensor::{Shape, TensorName};
 
 /// Name of the file.
@@ -32,7 +33,7 @@ pub struct Manifest {
     pub model_type: String,
     /// Name of the tensors' checksum: `xxh3-64`.
     pub checksum: String,
-    /// The settings as given.
+    /// The settings as given, those of the main pass first.
     pub recipe: Settings,
     /// For each pass that was converted, what decided its bytes.
     #[serde(deserialize_with = "unique_map")]
@@ -47,7 +48,7 @@ pub struct Manifest {
     #[serde(deserialize_with = "unique_map")]
     pub tensors: BTreeMap<TensorName, TensorRecord>,
     /// What was accepted although it is odd.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Finding>,
 }
 
 /// What identifies a file of the source.

@@ -6,10 +6,11 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{FileRecord, SourceIdentity, json_text, parse_versioned};
-use crate::error::Result;
+use crate::error::{Fault, Result};
 use crate::io::{read_small, write_whole};
 use crate::json::unique_map;
 use crate::limits;
+use crate::report::{Finding, Severity};
 
 /// Name of the file.
 pub const PROGRESS_FILE: &str = ".coliconv-progress.json";
@@ -32,6 +33,8 @@ pub struct Progress {
     pub source: Vec<SourceIdentity>,
     /// The weight files that are finished.
     pub files: Vec<FileRecord>,
+    /// What was accepted in their weights although it is odd.
+    pub warnings: Vec<Finding>,
 }
 
 impl Progress {
@@ -47,6 +50,21 @@ impl Progress {
     /// Parses the text of a progress file; `path` is for messages only.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Progress> {
         parse_versioned(path, bytes, PROGRESS_VERSION)
+    }
+
+    /// Notes a finished file and what was accepted in it.
+    pub fn add(&mut self, record: FileRecord, warnings: Vec<Fault>) {
+        self.files.retain(|known| known.name != record.name);
+        self.files.push(record);
+        self.files.sort_by(|a, b| a.name.cmp(&b.name));
+        self.warn(warnings.iter().map(|fault| Finding::new(Severity::Warning, fault)));
+    }
+
+    /// Notes what was accepted, each thing once.
+    pub fn warn(&mut self, warnings: impl IntoIterator<Item = Finding>) {
+        self.warnings.extend(warnings);
+        self.warnings.sort();
+        self.warnings.dedup();
     }
 
     /// Writes it durably, replacing what was there.

@@ -160,6 +160,7 @@ impl Survey {
             self.warning(Place::file(&path), FaultKind::StaleQuantization { method });
         }
         match stop_ids(&self.directory, &config) {
+            Ok(ids) if ids.is_empty() => self.warning(Place::file(&path), FaultKind::NoStopIds),
             Ok(_) => {}
             Err(faults) => self.faults(faults),
         }
@@ -347,8 +348,9 @@ impl Survey {
             return self.found(Severity::Note, Place::file(&self.directory), kind);
         }
         let absent = census.absent(&|name| self.weights.contains_key(name));
-        let unknown: Vec<TensorName> =
-            self.weights.iter().filter(|(_, weight)| weight.role.is_none()).map(|(name, _)| name.clone()).collect();
+        let unknown = self.weights.iter().filter(|(_, weight)| weight.role.is_none());
+        let unknown: Vec<Place> =
+            unknown.map(|(name, weight)| Place::tensor(self.files[weight.file].file.path(), name.clone())).collect();
         for fault in absent.faults {
             let place = Place { file: Some(self.directory.clone()), ..fault.place };
             self.error(place, *fault.kind);
@@ -361,8 +363,8 @@ impl Survey {
             };
             self.found(severity, Place::file(&self.directory), FaultKind::PassAbsent { what });
         }
-        if !unknown.is_empty() {
-            self.warning(Place::file(&self.directory), FaultKind::UnknownTensors { names: unknown });
+        for place in unknown {
+            self.warning(place, FaultKind::UnknownTensor);
         }
     }
 }
@@ -382,7 +384,11 @@ pub struct Container {
 impl Container {
     /// Opens a container; every error of its survey is a reason to refuse it.
     pub fn open(directory: &Path) -> Result<Container, Faults> {
-        let mut survey = Survey::read(directory)?;
+        Container::from_survey(Survey::read(directory)?)
+    }
+
+    /// A survey without errors.
+    pub fn from_survey(mut survey: Survey) -> Result<Container, Faults> {
         let (errors, others) =
             std::mem::take(&mut survey.findings).into_iter().partition(|(s, _)| *s == Severity::Error);
         survey.findings = others;

@@ -95,10 +95,22 @@ pub fn digest(
     tensors: &[StoredTensor],
     hashed: &dyn Fn(u64),
 ) -> Result<Digests> {
+    digest_with(read, bytes, tensors, limits::HASH_READ_BYTES, &mut |_, _| (), hashed)
+}
+
+/// The same in steps of so many bytes; `visit` sees the bytes of each tensor, given by its index, in order and in parts.
+pub fn digest_with(
+    read: &dyn Fn(&mut [u8], u64) -> Result<()>,
+    bytes: u64,
+    tensors: &[StoredTensor],
+    step_bytes: usize,
+    visit: &mut dyn FnMut(usize, &[u8]),
+    hashed: &dyn Fn(u64),
+) -> Result<Digests> {
     let mut sha256 = Sha256::new();
     let mut checksums = Vec::with_capacity(tensors.len());
     let mut current = XxHash3_64::new();
-    let mut buffer = vec![0; limits::HASH_READ_BYTES.min(bytes as usize)];
+    let mut buffer = vec![0; step_bytes.min(bytes as usize)];
     let mut position = 0;
     while position < bytes {
         let step = (bytes - position).min(buffer.len() as u64) as usize;
@@ -110,7 +122,9 @@ pub fn digest(
         while let Some(tensor) = tensors.get(checksums.len()) {
             let from = tensor.offset.max(position).min(end);
             let to = (tensor.offset + tensor.bytes).clamp(from, end);
-            current.write(&part[(from - position) as usize..(to - position) as usize]);
+            let of_tensor = &part[(from - position) as usize..(to - position) as usize];
+            current.write(of_tensor);
+            visit(checksums.len(), of_tensor);
             if tensor.offset + tensor.bytes > end {
                 break;
             }

@@ -1,10 +1,8 @@
 //! The directory that a conversion writes to, and what earlier runs left there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-
-use same_file::is_same_file;
 
 use super::small::{self, SmallFile};
 use super::{Options, Plan};
@@ -12,7 +10,9 @@ use crate::checkpoint::{Checkpoint, INDEX_FILE};
 use crate::container::manifest::{FileRecord, MANIFEST_FILE, Manifest, SourceIdentity, TensorRecord, hex};
 use crate::container::progress::{PROGRESS_FILE, PROGRESS_VERSION, Progress};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::TEMPORARY_SUFFIX;
+use crate::io::{TEMPORARY_SUFFIX, is_same_file};
+use crate::limits;
+use crate::recipe::Settings;
 use crate::roles::Pass;
 use crate::tensor::TensorName;
 
@@ -21,10 +21,14 @@ use crate::tensor::TensorName;
 pub struct Destination {
     /// The directory; it may not exist yet.
     pub directory: PathBuf,
-    /// Whether it existed before.
-    pub existed: bool,
+    /// Whether an earlier run left its progress, unfinished or bare.
+    pub begun: bool,
+    /// Whether this run has finished a file of its own.
+    pub added: bool,
     /// What is finished, with the passes that are begun: of earlier runs, to be continued.
     pub progress: Progress,
+    /// The settings of the main pass, with the rules of the others.
+    pub recipe: Settings,
     /// Tensor records of finished passes that this run leaves alone.
     pub kept_tensors: BTreeMap<TensorName, TensorRecord>,
     /// The small files to carry along.
@@ -36,7 +40,7 @@ pub struct Destination {
 impl Destination {
     /// Source and destination must be different directories, by whatever name they are given.
     pub fn refuse_source(source: &Path, container: &Path) -> Result<()> {
-        if is_same_file(source, container).unwrap_or(false) {
+        if is_same_file(source, container) {
             return Err(Fault::new(Place::file(container), FaultKind::SameDirectory));
         }
         Ok(())
@@ -58,35 +62,42 @@ impl Destination {
             passes: BTreeMap::new(),
             source: Vec::new(),
             files: Vec::new(),
+            warnings: Vec::new(),
         };
         let mut destination = Destination {
             directory: container.to_owned(),
-            existed: container.exists(),
+            begun: false,
+            added: false,
             progress: fresh,
+            recipe: options.settings.clone(),
             kept_tensors: BTreeMap::new(),
             small,
             warnings,
         };
-        if destination.existed {
-            destination.read_earlier(source, options)?;
+        if container.exists() {
+            destination.read_earlier(source, plan, options)?;
         }
-        destination.check_small()?;
         destination.merge(source, plan, options)?;
+        destination.check_small()?;
         Ok(destination)
     }
 
-    /// Whether an earlier run finished a file.
+    /// Whether an earlier run finished a file that is still there.
     pub fn is_finished(&self, name: &str) -> bool {
         self.finished(name).is_some()
     }
 
-    /// The record of a file that an earlier run finished.
+    /// The record of a file that an earlier run finished and that is still there.
     pub fn finished(&self, name: &str) -> Option<&FileRecord> {
+        self.recorded(name).filter(|_| self.directory.join(name).exists())
+    }
+
+    fn recorded(&self, name: &str) -> Option<&FileRecord> {
         self.progress.files.iter().find(|file| file.name == name)
     }
 
     /// Reads manifest and progress of earlier runs; anything else in the directory is foreign.
-    fn read_earlier(&mut self, source: &Checkpoint, options: &Options) -> Result<(), Faults> {
+    fn read_earlier(&mut self, source: &Checkpoint, plan: &Plan, options: &Options) -> Result<(), Faults> {
         let directory = &self.directory;
         if !directory.is_dir() {
             return Err(Fault::new(Place::file(directory), FaultKind::DestinationIsFile).into());
@@ -99,18 +110,21 @@ impl Destination {
         names.sort_unstable();
         for name in &names {
             let path = directory.join(name);
-            if let Some(shard) = source.shards.iter().find(|s| is_same_file(s.file.path(), &path).unwrap_or(false)) {
+            if let Some(shard) = source.shards.iter().find(|s| is_same_file(s.file.path(), &path)) {
                 let kind = FaultKind::SameFile { other: shard.file.path().to_owned() };
                 return Err(Fault::new(Place::file(path), kind).into());
             }
         }
         let manifest = Manifest::read(directory)?;
         let progress = Progress::read(directory)?;
+        let recorded = manifest.iter().flat_map(|m| m.files.iter().chain(&m.small_files));
+        let recorded = recorded.chain(progress.iter().flat_map(|p| &p.files)).map(|file| &file.name);
+        let planned = plan.files.iter().map(|file| &file.name).chain(self.small.iter().map(|file| &file.name));
+        let ours: HashSet<&String> = recorded.chain(planned).collect();
         let known = |name: &String| {
             name.ends_with(TEMPORARY_SUFFIX)
                 || [MANIFEST_FILE, PROGRESS_FILE, INDEX_FILE].contains(&name.as_str())
-                || Pass::of_file(name).is_some()
-                || self.small.iter().any(|file| file.name == *name)
+                || ours.contains(name)
         };
         let foreign: Vec<String> = match (&manifest, &progress) {
             (None, None) => names.iter().filter(|name| !name.ends_with(TEMPORARY_SUFFIX)).cloned().collect(),
@@ -144,12 +158,20 @@ impl Destination {
         self.progress.bare = false;
         self.progress.passes = manifest.passes;
         self.progress.source = manifest.source;
+        // Those that name no weight are found again by every run.
+        self.progress.warn(manifest.warnings.into_iter().filter(|warning| warning.tensor.is_some()));
+        let now = std::mem::take(&mut self.recipe);
+        let is_main = options.passes.contains(&Pass::Main);
+        let (base, other) = if is_main { (now, manifest.recipe) } else { (manifest.recipe, now) };
+        self.recipe = base.with_rules_of(&other);
         self.progress.files = manifest.files;
     }
 
     /// What a later run began on top of a manifest.
     fn take_progress(&mut self, progress: Progress) {
+        self.begun = true;
         self.progress.bare = progress.bare;
+        self.progress.warn(progress.warnings);
         self.progress.passes.extend(progress.passes);
         for identity in progress.source {
             if !self.progress.source.iter().any(|known| known.name == identity.name) {
@@ -157,7 +179,7 @@ impl Destination {
             }
         }
         for file in progress.files {
-            if !self.is_finished(&file.name) {
+            if self.recorded(&file.name).is_none() {
                 self.progress.files.push(file);
             }
         }
@@ -190,6 +212,7 @@ impl Destination {
                 }));
             }
         }
+        let other_parameters = !faults.is_empty();
         let identities = identities(source);
         for now in &identities {
             let earlier = self.progress.source.iter().find(|earlier| earlier.name == now.name);
@@ -200,7 +223,7 @@ impl Destination {
         }
         let planned: HashMap<&str, u64> = plan.files.iter().map(|f| (f.name.as_str(), f.layout.bytes)).collect();
         for file in &plan.files {
-            if !self.is_finished(&file.name) && self.directory.join(&file.name).symlink_metadata().is_ok() {
+            if self.recorded(&file.name).is_none() && self.directory.join(&file.name).symlink_metadata().is_ok() {
                 faults.push(Fault::new(Place::file(self.directory.join(&file.name)), FaultKind::OutputExists));
             }
         }
@@ -208,13 +231,19 @@ impl Destination {
             let (found, path) = (planned.get(file.name.as_str()), self.directory.join(&file.name));
             let pass = Pass::of_file(&file.name).map(|(pass, _)| pass);
             if found.is_none_or(|&bytes| bytes != file.bytes) && pass.is_some_and(|p| options.passes.contains(&p)) {
+                // Under other parameters other files are no wonder.
                 let what = format!("its files are others ({})", file.name);
-                faults.push(self.fault(FaultKind::OtherSource { what }));
+                faults.extend((!other_parameters).then(|| self.fault(FaultKind::OtherSource { what })));
             } else if found.is_none() && fs::metadata(&path).map_or(0, |m| m.len()) != file.bytes {
                 let found = fs::metadata(&path).map_or("nothing".into(), |m| format!("{} bytes", m.len()));
                 let kind = FaultKind::OutputChanged { expected: format!("{} bytes", file.bytes), found };
                 faults.push(Fault::new(Place::file(path), kind));
             }
+        }
+        let others = self.progress.files.iter().filter(|file| !planned.contains_key(file.name.as_str())).count();
+        let (what, found, limit) = ("weight files", (planned.len() + others) as u64, limits::MAX_FILES as u64);
+        if others > 0 && found > limit {
+            faults.push(self.fault(FaultKind::EngineLimit { what, found, limit }));
         }
         Faults::check(faults)?;
         for (pass, parameters) in &plan.parameters {

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use super::{Options, path_text};
 use crate::checkpoint::{Checkpoint, SourceTensor};
+use crate::config::{CONFIG_FILE, stop_ids};
 use crate::container::layout::{FileLayout, PlannedWeight};
 use crate::container::stamps;
-use crate::error::{Fault, FaultKind, Faults, Place};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::{ByteCounts, Format, misread_as, safe_group_sizes, upstream_rule};
 use crate::limits;
 use crate::quantize::Quantizer;
@@ -15,7 +16,7 @@ use crate::recipe::Recipe;
 use crate::report::{ConvertClass, ConvertFile, ConvertReport, Finding, Severity};
 use crate::roles::{Class, Pass, Role};
 use crate::tensor::TensorName;
-use crate::weights::read_scales;
+use crate::weights::{ReadBuffer, SourceRows, read_scales};
 
 /// What will be converted into what.
 #[derive(Debug)]
@@ -122,6 +123,7 @@ impl Plan {
             Planner { source, recipe, options, faults: Vec::new(), warnings, rules_used: BTreeMap::new() };
         planner.check_config();
         planner.check_scales();
+        planner.check_tied_head();
         let mut files = Vec::new();
         for &pass in &options.passes {
             let of_pass = planner.files(pass);
@@ -158,9 +160,11 @@ impl Plan {
             output_bytes: c.output_bytes,
             sqnr_db: None,
         };
+        let mut files: Vec<ConvertFile> = self.files.iter().map(file).collect();
+        files.sort_by(|a, b| a.name.cmp(&b.name));
         ConvertReport {
             container: path_text(container),
-            files: self.files.iter().map(file).collect(),
+            files,
             classes: self.classes.iter().map(class).collect(),
             tensors: self.classes.iter().map(|c| c.tensors).sum(),
             source_bytes: self.source_bytes,
@@ -207,9 +211,14 @@ struct Planner<'a> {
 impl Planner<'_> {
     /// A container keeps config.json, so what the engine would silently assume must be said there.
     fn check_config(&mut self) {
-        let path = self.source.directory.join(crate::config::CONFIG_FILE);
+        let path = self.source.directory.join(CONFIG_FILE);
         self.faults.extend(self.source.config.silent_faults(&path));
         self.faults.extend(self.source.config.engine_limits(&path));
+        match stop_ids(&self.source.directory, &self.source.config) {
+            Ok(ids) if ids.is_empty() => self.warnings.push(Fault::new(Place::file(path), FaultKind::NoStopIds)),
+            Ok(_) => {}
+            Err(faults) => self.faults.extend(faults.into_vec()),
+        }
     }
 
     /// Scales are small and read now; a bad one would otherwise end a run of hours.
@@ -236,6 +245,23 @@ impl Planner<'_> {
             };
             let fault = Fault::new(place, kind);
             if self.options.allowed.non_finite { self.warnings.push(fault) } else { self.faults.push(fault) }
+        }
+    }
+
+    /// A tied output head that is stored all the same must be the embedding, or nobody knows which one is meant.
+    fn check_tied_head(&mut self) {
+        let (source, read) = (self.source, |name| self.source.tensor(name));
+        let (Some(head), Some(embedding)) = (read("lm_head.weight"), read("model.embed_tokens.weight")) else { return };
+        if !source.config.tie_word_embeddings || !self.options.passes.contains(&Pass::Main) {
+            return;
+        }
+        match same_values(&head, &embedding) {
+            Ok(true) => {}
+            Ok(false) => {
+                let place = Place::tensor(head.shard.file.path(), head.stored.name.clone());
+                self.faults.push(Fault::new(place, FaultKind::HeadTied));
+            }
+            Err(fault) => self.faults.push(fault),
         }
     }
 
@@ -362,6 +388,26 @@ impl Planner<'_> {
         };
         self.options.passes.iter().map(|&pass| (pass, self.recipe.parameters(pass, &used(pass)))).collect()
     }
+}
+
+/// Whether two weights have the same values, row by row.
+fn same_values(one: &SourceTensor<'_>, other: &SourceTensor<'_>) -> Result<bool> {
+    let (one, other) = (SourceRows::new(*one)?, SourceRows::new(*other)?);
+    if (one.rows, one.columns) != (other.rows, other.columns) {
+        return Ok(false);
+    }
+    let mut buffers = (ReadBuffer::default(), ReadBuffer::default());
+    let mut rows = (vec![0.0; one.columns as usize], vec![0.0; other.columns as usize]);
+    for row in 0..one.rows {
+        one.read(row, 1, &mut buffers.0)?;
+        other.read(row, 1, &mut buffers.1)?;
+        one.row(&buffers.0, row, row, &mut rows.0);
+        other.row(&buffers.1, row, row, &mut rows.1);
+        if rows.0 != rows.1 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Bytes of a weight and its scales in the source.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -9,8 +10,8 @@ use byteorder::{ByteOrder, LittleEndian};
 use rayon::prelude::*;
 
 use super::plan::{ClassKey, PlannedFile, Weight};
-use super::{Job, Progress, destination};
-use crate::checkpoint::{INDEX_FILE, Shard};
+use super::{Destination, Job, Progress, destination};
+use crate::checkpoint::{INDEX_FILE, SourceTensor};
 use crate::container::manifest::{
     CHECKSUM, FileRecord, MANIFEST_FILE, MANIFEST_VERSION, Manifest, TensorRecord, hex, json_text,
 };
@@ -23,6 +24,7 @@ use crate::limits;
 use crate::quantize::Decoder;
 use crate::report::{ConvertFile, ConvertReport, Finding, Severity};
 use crate::tensor::TensorName;
+use crate::threads;
 use crate::weights::{ReadBuffer, SourceRows};
 
 /// Squared signal and squared error of each class.
@@ -32,20 +34,17 @@ pub(super) fn run(mut job: Job, progress: &dyn Progress) -> Result<ConvertReport
     let started = Instant::now();
     let memory = MemoryPeak::start();
     let directory = job.destination.directory.clone();
-    fs::create_dir_all(&directory).map_err(|e| Fault::io("create the directory", &directory, e))?;
-    let lock = DirectoryLock::take(&directory)?;
-    let before = job.destination.progress.files.len();
     let work = Work::new(&job)?;
+    let made = Made::directory(&directory)?;
+    let lock = DirectoryLock::take(&directory)?;
+    // Another run may have worked here since the destination was examined.
+    job.destination = Destination::examine(&directory, &job.source, &job.plan, &job.options)?;
     let outcome = work.files(&mut job, progress).and_then(|done| finish(&mut job, done));
-    let outcome = match outcome {
-        Ok(outcome) => outcome,
-        Err(faults) => {
-            leave_nothing(&job, before);
-            return Err(faults);
-        }
-    };
+    let outcome = outcome.inspect_err(|_| made.undo(&job.destination))?;
     drop(lock);
     let mut report = job.plan.report(&directory, &job.warnings);
+    let earlier = job.destination.progress.warnings.iter().filter(|known| !report.warnings.contains(known));
+    report.warnings.extend(earlier.cloned().collect::<Vec<_>>());
     report.files = job.destination.progress.files.iter().map(file_report).collect();
     report.files.sort_by(|a, b| a.name.cmp(&b.name));
     if job.options.stats {
@@ -64,17 +63,38 @@ fn file_report(file: &FileRecord) -> ConvertFile {
     ConvertFile { name: file.name.clone(), bytes: file.bytes, sha256: Some(file.sha256.clone()) }
 }
 
-/// After a failure before the first finished file, a directory that this run made or found empty is left as it was.
-fn leave_nothing(job: &Job, finished_before: usize) {
-    let destination = &job.destination;
-    if finished_before > 0 || !destination.progress.files.is_empty() {
-        return;
+/// What a run has made before its first file, to be undone if that never comes.
+struct Made {
+    /// The directories that did not exist, innermost first.
+    directories: Vec<PathBuf>,
+}
+
+impl Made {
+    /// Makes a directory with its ancestors.
+    fn directory(path: &Path) -> Result<Made> {
+        let missing = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
+        let directories = path.ancestors().take_while(missing).map(Path::to_owned).collect();
+        fs::create_dir_all(path).map_err(|e| Fault::io("create the directory", path, e))?;
+        Ok(Made { directories })
     }
-    let _ = fs::remove_file(destination.directory.join(PROGRESS_FILE));
-    if !destination.existed {
-        let _ = fs::remove_dir(&destination.directory);
+
+    /// After a failure of a run that added nothing, the directory is left as it was found.
+    fn undo(&self, destination: &Destination) {
+        if destination.added {
+            return;
+        }
+        if !destination.begun {
+            let _ = fs::remove_file(destination.directory.join(PROGRESS_FILE));
+        }
+        // A directory with something in it is not removed.
+        for directory in &self.directories {
+            let _ = fs::remove_dir(directory);
+        }
     }
 }
+
+/// A finished file: its record, its digests, and what was accepted in it.
+type Finished = (FileRecord, Digests, Vec<Fault>);
 
 /// What the files of this run came to.
 struct Done {
@@ -89,10 +109,7 @@ struct Work {
 
 impl Work {
     fn new(job: &Job) -> Result<Work> {
-        let threads = job.options.threads;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool =
-            pool.map_err(|e| Fault::io("start threads", &job.destination.directory, std::io::Error::other(e)))?;
+        let pool = threads::pool(job.options.threads, &job.destination.directory)?;
         // A block needs its source bytes, its codes and scales, and one row as f32.
         let share = job.options.memory.unwrap_or(u64::MAX) / (4 * pool.current_num_threads() as u64);
         Ok(Work { pool, block_bytes: share.min(limits::BLOCK_SOURCE_BYTES) })
@@ -104,41 +121,66 @@ impl Work {
         for number in 0..job.plan.files.len() {
             let file = &job.plan.files[number];
             progress.file(&file.name);
-            let path = job.destination.directory.join(&file.name);
-            let earlier = job.destination.finished(&file.name).cloned();
-            let (record, digests) = match earlier.filter(|_| path.exists()) {
-                Some(earlier) => {
-                    let (record, digests) = digest_file(&path, &file.name, &file.layout, &|_| ())?;
-                    if record != earlier {
-                        let kind = FaultKind::OutputChanged { expected: earlier.sha256, found: record.sha256 };
-                        return Err(Fault::new(Place::file(path), kind).into());
-                    }
-                    progress.advance(file.weights.iter().map(|w| w.source_bytes).sum(), file.layout.bytes);
-                    (record, digests)
-                }
-                None => self.file(job, number, progress, &mut done.stats)?,
+            let earlier = job.destination.finished(&file.name);
+            let (record, digests, warnings) = match earlier {
+                Some(earlier) => self.verify(job, file, earlier, progress, &mut done.stats)?,
+                None => self.write(job, file, progress, &mut done.stats)?,
             };
-            let file = &job.plan.files[number];
             record_tensors(file, &digests, &mut done.tensors);
-            let files = &mut job.destination.progress.files;
-            files.retain(|known| known.name != record.name);
-            files.push(record);
-            files.sort_by(|a, b| a.name.cmp(&b.name));
+            job.destination.added |= earlier.is_none();
+            job.destination.progress.add(record, warnings);
             job.destination.progress.write(&job.destination.directory)?;
         }
         Ok(done)
     }
 
-    /// Writes one file.
-    fn file(
+    /// A file of an earlier run is whole if its hash says so.
+    fn verify(
         &self,
-        job: &mut Job,
-        number: usize,
+        job: &Job,
+        file: &PlannedFile,
+        earlier: &FileRecord,
         progress: &dyn Progress,
         stats: &mut Stats,
-    ) -> Result<(FileRecord, Digests), Faults> {
-        let file = &job.plan.files[number];
+    ) -> Result<Finished, Faults> {
+        let path = job.destination.directory.join(&file.name);
+        let (record, digests) = digest_file(&path, &file.name, &file.layout, &|_| ())?;
+        if record != *earlier {
+            let kind = FaultKind::OutputChanged { expected: earlier.sha256.clone(), found: record.sha256 };
+            return Err(Fault::new(Place::file(path), kind).into());
+        }
+        if job.options.stats {
+            self.convert(job, file, None, progress, stats)?;
+        } else {
+            progress.advance(file.weights.iter().map(|w| w.source_bytes).sum(), file.layout.bytes);
+        }
+        // What was odd about its weights was noted when it was written.
+        Ok((record, digests, Vec::new()))
+    }
+
+    /// Writes one file.
+    fn write(
+        &self,
+        job: &Job,
+        file: &PlannedFile,
+        progress: &dyn Progress,
+        stats: &mut Stats,
+    ) -> Result<Finished, Faults> {
         let writer = FileWriter::create(&job.destination.directory, &file.name, &file.layout)?;
+        let warnings = self.convert(job, file, Some(&writer), progress, stats)?;
+        let (record, digests) = writer.finish(&|_| ())?;
+        Ok((record, digests, warnings))
+    }
+
+    /// Converts the weights of one file; without a writer only to measure them.
+    fn convert(
+        &self,
+        job: &Job,
+        file: &PlannedFile,
+        writer: Option<&FileWriter<'_>>,
+        progress: &dyn Progress,
+        stats: &mut Stats,
+    ) -> Result<Vec<Fault>, Faults> {
         let mut sources = Vec::new();
         for weight in &file.weights {
             let tensor = job.source.tensor(weight.planned.name.as_str()).expect("planned from the source");
@@ -148,7 +190,8 @@ impl Work {
         let convert = |buffers: &mut Buffers, block: &Block| {
             let weight = &file.weights[block.weight];
             let source = &sources[block.weight];
-            let result = buffers.convert(weight, source, block, &writer, file.layout.places[block.weight], job);
+            let target = writer.map(|writer| (writer, file.layout.places[block.weight]));
+            let result = buffers.convert(weight, source, block, target, job);
             let read = block.rows * source.row_bytes();
             progress.advance(read, weight.planned.format.bytes(block.rows, source.columns).unwrap_or(0));
             result
@@ -156,11 +199,10 @@ impl Work {
         // All blocks are done even after a failure, so that what is reported does not depend on the order of threads.
         let results: Vec<Result<BlockResult>> =
             self.pool.install(|| blocks.par_iter().map_init(Buffers::default, convert).collect());
-        let outcome = gather(file, &sources, &blocks, results, job.options.allowed.non_finite, stats)?;
-        check_unchanged(&job.source.shards[file.shard])?;
-        let finished = writer.finish(&|_| ())?;
-        job.warnings.extend(outcome);
-        Ok(finished)
+        let allow_non_finite = job.options.allowed.non_finite || writer.is_none();
+        let warnings = gather(file, &sources, &blocks, results, allow_non_finite, stats)?;
+        sources.iter().try_for_each(|source| check_unchanged(source.tensor()))?;
+        Ok(warnings)
     }
 }
 
@@ -212,8 +254,7 @@ impl Buffers {
         weight: &Weight,
         source: &SourceRows<'_>,
         block: &Block,
-        writer: &FileWriter<'_>,
-        (codes_place, scales_place): (usize, Option<usize>),
+        target: Option<(&FileWriter<'_>, (usize, Option<usize>))>,
         job: &Job,
     ) -> Result<BlockResult> {
         let mut result = BlockResult::default();
@@ -244,6 +285,7 @@ impl Buffers {
                 result.rows.push(squares(&self.row, &self.decoded));
             }
         }
+        let Some((writer, (codes_place, scales_place))) = target else { return Ok(result) };
         writer.write(codes_place, block.first * code_bytes as u64, &self.codes)?;
         if let Some(place) = scales_place {
             self.scale_bytes.resize(4 * self.scales.len(), 0);
@@ -298,18 +340,20 @@ fn gather(
     Ok(warnings)
 }
 
-/// The shard is still the one that was planned with.
-fn check_unchanged(shard: &Shard) -> Result<()> {
-    let changed = |what, expected, found| {
-        Err(Fault::new(Place::file(shard.file.path()), FaultKind::SourceChanged { what, expected, found }))
-    };
-    let bytes = shard.file.bytes_now()?;
-    if bytes != shard.file.bytes() {
-        return changed("size", shard.file.bytes(), bytes);
-    }
-    let modified = SourceFile::modified_nanoseconds(shard.file.path());
-    if modified != shard.modified_nanoseconds {
-        return changed("modification time", shard.modified_nanoseconds, modified);
+/// The shards of a weight are still those that were planned with.
+fn check_unchanged(tensor: &SourceTensor<'_>) -> Result<()> {
+    for shard in [Some(tensor.shard), tensor.scales.map(|(shard, _)| shard)].into_iter().flatten() {
+        let changed = |what, expected, found| {
+            Err(Fault::new(Place::file(shard.file.path()), FaultKind::SourceChanged { what, expected, found }))
+        };
+        let bytes = shard.file.bytes_now()?;
+        if bytes != shard.file.bytes() {
+            return changed("size", shard.file.bytes(), bytes);
+        }
+        let modified = SourceFile::modified_nanoseconds(shard.file.path());
+        if modified != shard.modified_nanoseconds {
+            return changed("modification time", shard.modified_nanoseconds, modified);
+        }
     }
     Ok(())
 }
@@ -355,19 +399,28 @@ fn finish(job: &mut Job, done: Done) -> Result<Stats, Faults> {
         tool: destination::tool(),
         model_type: crate::config::MODEL_TYPE.to_owned(),
         checksum: CHECKSUM.to_owned(),
-        recipe: job.options.settings.clone(),
+        recipe: job.destination.recipe.clone(),
         passes: job.destination.progress.passes.clone(),
         source: job.destination.progress.source.clone(),
         files: job.destination.progress.files.clone(),
         small_files,
         tensors: done.tensors,
-        warnings: job.warnings.iter().map(|fault| Finding::new(Severity::Warning, fault).line()).collect(),
+        warnings: warnings(job),
     };
     write_whole(&directory.join(MANIFEST_FILE), &manifest.to_bytes(), true)?;
     let progress = directory.join(PROGRESS_FILE);
     fs::remove_file(&progress).map_err(|e| Fault::io("remove the file", &progress, e))?;
     io::sync_directory(directory)?;
     Ok(done.stats)
+}
+
+/// What was accepted, now and when earlier files were written: each thing once, in an order of its own.
+fn warnings(job: &Job) -> Vec<Finding> {
+    let now = job.warnings.iter().map(|fault| Finding::new(Severity::Warning, fault));
+    let mut all: Vec<Finding> = now.chain(job.destination.progress.warnings.iter().cloned()).collect();
+    all.sort();
+    all.dedup();
+    all
 }
 
 fn small_record(name: &str, contents: &[u8]) -> FileRecord {

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{INDEX_FILE, weight_files};
+use crate::checkpoint::INDEX_FILE;
 use crate::config::{CONFIG_FILE, NEEDED_SMALL_FILES};
 use crate::container::manifest::MANIFEST_FILE;
 use crate::error::{Fault, FaultKind, Place, Result, escaped};
-use crate::io::{TEMPORARY_SUFFIX, read_small};
+use crate::io::{SourceFile, TEMPORARY_SUFFIX, read_small};
 use crate::json::Object;
 use crate::limits;
 
@@ -41,27 +41,31 @@ impl SmallFile {
 
 /// The small files of a checkpoint, by name, as they go into a container; what is left behind is told in `warnings`.
 pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Fault>) -> Result<Vec<SmallFile>> {
-    let weights = weight_files(source)?;
     let failed = |e| Fault::io("list the directory", source, e);
     let mut files = Vec::new();
     for entry in fs::read_dir(source).map_err(failed)? {
-        let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
+        let name = entry.map_err(failed)?.file_name();
         let path = source.join(&name);
-        // Snapshots of a download cache are links to files elsewhere: what counts is what they lead to.
-        let Ok(metadata) = fs::metadata(&path) else { continue };
+        let Ok(name) = name.into_string() else {
+            warnings.push(Fault::new(Place::file(path), FaultKind::NameNotUtf8));
+            continue;
+        };
         let reserved = name == INDEX_FILE || name == MANIFEST_FILE || name.starts_with('.');
         let ending = NOT_CARRIED.iter().any(|ending| name.ends_with(ending));
-        if !metadata.is_file() || reserved || ending || weights.contains(&name) {
+        if reserved || ending || path.is_dir() {
             continue;
         }
-        if metadata.len() > limits::MAX_SMALL_FILE_BYTES {
-            let kind = FaultKind::NotCarried { limit: limits::MAX_SMALL_FILE_BYTES, found: metadata.len() };
+        // Snapshots of a download cache are links to files elsewhere: what counts is what they lead to. A file that cannot
+        // be read is told now, not at the end of a run.
+        let file_bytes = SourceFile::open(&path)?.bytes();
+        if file_bytes > limits::MAX_SMALL_FILE_BYTES {
+            let kind = FaultKind::NotCarried { limit: limits::MAX_SMALL_FILE_BYTES, found: file_bytes };
             warnings.push(Fault::new(Place::file(path), kind));
             continue;
         }
         let rewrite = name == CONFIG_FILE && !bare;
         let present = container.join(&name).exists();
-        let mut file = SmallFile { name, bytes: metadata.len(), present, source: path, rewrite };
+        let mut file = SmallFile { name, bytes: file_bytes, present, source: path, rewrite };
         if rewrite {
             file.bytes = file.contents()?.len() as u64;
         }
@@ -77,14 +81,13 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
     Ok(files)
 }
 
-/// config.json without its description of the source's quantization; every other value byte for byte.
+/// config.json without its description of the source's quantization, every other byte as it is.
 fn without_quantization(path: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     let syntax = |message: String| Fault::new(Place::file(path), FaultKind::JsonSyntax { message });
     let text = std::str::from_utf8(bytes).map_err(|e| syntax(e.to_string()))?;
-    let mut object = Object::parse(text).map_err(|e| syntax(e.to_string()))?;
+    let object = Object::parse(text).map_err(|e| syntax(e.to_string()))?;
     if let Some(key) = object.duplicates().first() {
         return Err(syntax(format!("`{}` appears twice", escaped(key))));
     }
-    object.0.retain(|(key, _)| key != QUANTIZATION_KEY);
-    Ok(object.to_text().into_bytes())
+    Ok(object.text_without(text, QUANTIZATION_KEY).into_bytes())
 }

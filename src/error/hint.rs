@@ -8,11 +8,16 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
     let text = match kind {
         K::Io { source, .. } => return io_hint(source),
         K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
-        K::NotFound => "give the directory that holds config.json and the .safetensors files".into(),
+        K::DanglingLink => "download the file again, or remove the link".into(),
+        K::NotFound | K::NotADirectory => "give the directory that holds config.json and the .safetensors files".into(),
         K::GitLfsPointer => "run `git lfs pull`, or download the file itself".into(),
-        K::HeaderTruncated { .. } | K::HeaderLength { .. } | K::HeaderTooLarge { .. } | K::DataTruncated { .. } => {
-            "the file is truncated or is not a safetensors file: download it again".into()
-        }
+        K::HeaderTruncated { .. }
+        | K::HeaderLength { .. }
+        | K::HeaderTooLarge { .. }
+        | K::HeaderNotUtf8
+        | K::HeaderNotObject { .. }
+        | K::HeaderSyntax { .. }
+        | K::DataTruncated { .. } => "the file is truncated or is not a safetensors file: download it again".into(),
         kind if is_broken_header(kind) => {
             "the file was written by a broken tool or damaged: download or make it again".into()
         }
@@ -23,32 +28,34 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
             "download the file and model.safetensors.index.json again, from the same revision".into()
         }
-        K::IndexSyntax { .. } | K::DuplicateInIndex | K::IndexPath { .. } => {
-            "download model.safetensors.index.json again".into()
+        K::IndexMissing { .. } | K::IndexSyntax { .. } | K::DuplicateInIndex | K::IndexPath { .. } => {
+            "download model.safetensors.index.json from the same repository".into()
         }
         K::FileNotInIndex { .. } => "remove the file if it does not belong to the model".into(),
-        K::IndexMissing { .. } => "download model.safetensors.index.json from the same repository".into(),
         K::TotalSize { .. } | K::TotalSizeMissing => {
             "nothing depends on it: the weights are read by their headers".into()
         }
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
-        K::JsonSyntax { .. } => "download or copy the file again".into(),
+        K::JsonSyntax { .. } => "the file is damaged: take it again from where it came".into(),
         K::ConfigMissing { key } => format!("take `{key}` from the model's original config.json"),
         K::ConfigValue { .. } => "take the file from the model's repository".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
+        K::NoStopIds => "copy generation_config.json from the model's repository".into(),
         K::SmallFileMissing { .. } | K::ConfigAbsent => "copy it from the model's repository".into(),
-        K::HeadMissing | K::PassAbsent { what: "of the hidden layers" } => {
+        K::PassAbsent { what: "of the hidden layers" } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
+        K::HeadMissing => "download the file that holds it, or take config.json from the model's repository".into(),
+        K::HeadTied => "set `tie_word_embeddings` to false to keep the head, or remove it to tie it".into(),
         K::ShapeMismatch { .. } => "config.json and the weights are of different models".into(),
-        K::UnknownTensors { names } if names.iter().any(|n| n.as_str().contains("language_model.")) => {
+        K::NestedTensor { .. } => {
             "names nested under another prefix are not converted: extract the language model first".into()
         }
-        K::UnknownTensors { .. } => {
+        K::UnknownTensor => {
             "remove what does not belong to the model, or check that config.json is this model's".into()
         }
         K::SourceFormat { .. } | K::SourceDtype { .. } | K::SourceQuantization { .. } => {
@@ -136,6 +143,29 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
         }
         K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
+        K::ModelTooLarge { .. } => "give --level payload, or weights with --source; --memory raises the limit".into(),
+        K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
+            "the weights, config.json or the format are not those that the reference was made with".into()
+        }
+        K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
+        K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
+        K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
+        K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
+        K::ReferenceMissing { .. } | K::ReferenceValue { .. } | K::ReferenceCount { .. } => {
+            "`coliconv verify --write-reference` writes such a file".into()
+        }
+        K::ReferenceAnonymous { .. } => "make sure that it was made from this very model".into(),
+        K::ReferenceFingerprint { .. } => {
+            "config.json or tokenizer.json differ: take the reference that belongs to this model".into()
+        }
+        K::SourceNeeded { .. } => "give --source CHECKPOINT".into(),
+        K::FlagUnused { .. } => "leave it out, or give --level weights".into(),
+        K::LevelOfContainers { .. } => "give --level payload, or the container made from it with --source".into(),
+        K::OtherReport => "choose another name for the report; only an earlier report is replaced".into(),
+        K::OtherModel { .. } => "give the checkpoint that the container was made from".into(),
+        K::NotTheSource { .. } => {
+            "the tensor was damaged, its scales are another tensor's, or it was made from another checkpoint".into()
+        }
         _ => return None,
     };
     Some(text)
@@ -146,10 +176,7 @@ fn is_broken_header(kind: &FaultKind) -> bool {
     use FaultKind as K;
     matches!(
         kind,
-        K::HeaderNotUtf8
-            | K::HeaderNotObject { .. }
-            | K::HeaderSyntax { .. }
-            | K::HeaderPadding { .. }
+        K::HeaderPadding { .. }
             | K::MetadataNotStrings { .. }
             | K::MetadataTwice
             | K::MetadataKeyTwice { .. }
@@ -181,7 +208,6 @@ fn is_broken_manifest(kind: &FaultKind) -> bool {
             | K::ManifestFileTwice
             | K::ManifestFormat { .. }
             | K::ManifestIncomplete { .. }
-            | K::ManifestChecksum { .. }
             | K::ManifestFileUnknown
             | K::ManifestTensorMissing
             | K::ManifestTensorUnknown

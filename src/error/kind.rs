@@ -5,7 +5,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::{escaped, escaped_message, listed};
+use super::{escaped, escaped_message, escaped_whole, listed};
 use crate::format::{ByteCounts, Format};
 use crate::tensor::{Dtype, Shape, TensorName};
 
@@ -28,6 +28,10 @@ pub enum FaultKind {
     NotFound,
     #[error("not a directory")]
     NotADirectory,
+    #[error("not a regular file")]
+    NotAFile,
+    #[error("the link leads to a file that does not exist")]
+    DanglingLink,
     #[error("cannot start threads: {}", escaped_message(message))]
     Threads { message: String },
 
@@ -144,6 +148,8 @@ pub enum FaultKind {
     ConfigSilent { key: &'static str, consequence: &'static str },
     #[error("{found} stop ids in config.json and generation_config.json together, at most {limit} are used")]
     TooManyStopIds { found: usize, limit: usize },
+    #[error("neither config.json nor generation_config.json has an `eos_token_id`: generation would never stop")]
+    NoStopIds,
     #[error("the file is missing: {consequence}")]
     SmallFileMissing { consequence: &'static str },
 
@@ -152,8 +158,10 @@ pub enum FaultKind {
     TensorMissing { shape: Shape },
     #[error("the shape is {found}, config.json asks for {expected}")]
     ShapeMismatch { expected: Shape, found: Shape },
-    #[error("the model has no such tensor: {}", listed(names))]
-    UnknownTensors { names: Vec<TensorName> },
+    #[error("the model has no such tensor")]
+    UnknownTensor,
+    #[error("the model has no such tensor, only {within}")]
+    NestedTensor { within: TensorName },
     #[error("layer {layer} is missing altogether: {}", counted(*tensors as u64, "tensor"))]
     LayerMissing { layer: u64, tensors: usize },
     #[error("the indexer of layer {layer} is missing altogether: {}", counted(*tensors as u64, "tensor"))]
@@ -164,7 +172,7 @@ pub enum FaultKind {
     PassAbsent { what: &'static str },
     #[error("lm_head.weight is missing and `tie_word_embeddings` is not true")]
     HeadMissing,
-    #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs or may differ from the embedding")]
+    #[error("`tie_word_embeddings` is true, but lm_head.weight is there and differs from the embedding")]
     HeadTied,
 
     // ---- source values -----------------------------------------------------------------------------------------
@@ -218,11 +226,15 @@ pub enum FaultKind {
     EmptyMatrix { format: Format, shape: Shape },
     #[error("the {pass} pass would emit nothing: {reason}")]
     EmptyPass { pass: &'static str, reason: String },
+    #[error("{flag} is {}, expected {expected}", escaped(found))]
+    FlagValue { flag: &'static str, expected: &'static str, found: String },
     #[error("{name} is not available in this version")]
     NotAvailable { name: &'static str },
     #[error("the container would break a limit of the colibri engine: {found} {}, at most {limit}", what)]
     EngineLimit { what: &'static str, found: u64, limit: u64 },
 
+    #[error("the file's name is not valid UTF-8, so the file is not carried along")]
+    NameNotUtf8,
     #[error("the file has {found} bytes and is not carried along; small files have at most {limit}")]
     NotCarried { limit: u64, found: u64 },
 
@@ -237,17 +249,22 @@ pub enum FaultKind {
     // ---- destination -------------------------------------------------------------------------------------------
     #[error("source and destination are the same directory")]
     SameDirectory,
-    #[error("the destination is the same file as {} of the source", escaped(&other.to_string_lossy()))]
+    #[error("the destination is the same file as {} of the source", escaped_whole(&other.to_string_lossy()))]
     SameFile { other: PathBuf },
     #[error("the destination is a file")]
     DestinationIsFile,
     #[error("the directory exists and holds {}, which this conversion did not write", listed(found))]
     DestinationUsed { found: Vec<String> },
-    #[error("the {pass} pass of this container was made with other parameters: {parameter} was {found}, now {wanted}")]
+    #[error(
+        "the {pass} pass of this container was made with other parameters: {} was {}, now {}",
+        escaped(parameter),
+        escaped_whole(found),
+        escaped_whole(wanted)
+    )]
     OtherParameters { pass: &'static str, parameter: String, found: String, wanted: String },
     #[error("the {pass} pass of this container was begun and is not finished")]
     PassUnfinished { pass: &'static str },
-    #[error("this container was made from another source: {what}")]
+    #[error("this container was made from another source: {}", escaped_whole(what))]
     OtherSource { what: String },
     #[error(
         "the file was finished by an earlier run, but its bytes have changed since: expected {expected}, found {found}"
@@ -305,8 +322,6 @@ pub enum FaultKind {
     ManifestFileTwice,
     #[error("the manifest gives no {what} for the tensor")]
     ManifestIncomplete { what: &'static str },
-    #[error("the manifest's checksums are {}, expected {expected}", escaped(found))]
-    ManifestChecksum { expected: &'static str, found: String },
     #[error("the manifest names this file, which is missing")]
     ManifestFileMissing,
     #[error("the manifest gives {expected} bytes, the file has {found}")]
@@ -357,6 +372,69 @@ pub enum FaultKind {
     FormatUnknown,
     #[error("{format} cannot be decoded yet")]
     NotDecoded { format: Format },
+
+    // ---- running a model ---------------------------------------------------------------------------------------
+    #[error("the {backend} backend does not compute {format}")]
+    BackendFormat { backend: &'static str, format: Format },
+    #[error("the model has no MTP head")]
+    NoMtpHead,
+    #[error("there is no token to start from")]
+    NoTokens,
+    #[error("token id {id} is not below vocab_size {vocab_size}")]
+    TokenId { id: u64, vocab_size: u64 },
+    #[error("the logits after row {row} are not finite")]
+    LogitsNotFinite { row: usize },
+    #[error("the tokenizer does not load: {message}")]
+    TokenizerSyntax { message: String },
+    #[error("the tokenizer cannot {action}: {message}")]
+    Tokenizer { action: &'static str, message: String },
+    #[error("the tokenizer has no token with id {id}")]
+    TokenUnknown { id: u32 },
+
+    // ---- references --------------------------------------------------------------------------------------------
+    #[error("reference {reference}: `{key}` is missing")]
+    ReferenceMissing { reference: usize, key: &'static str },
+    #[error("reference {reference}: `{key}` is {}, expected {expected}", escaped(found))]
+    ReferenceValue { reference: usize, key: &'static str, expected: String, found: String },
+    #[error("the file has {found} references, expected 1 to {limit}")]
+    ReferenceCount { found: usize, limit: usize },
+    #[error("reference {reference} carries no fingerprint: it may be of another model")]
+    ReferenceAnonymous { reference: usize },
+    #[error(
+        "reference {reference} is of another model: its fingerprint is {}, this model's {expected}",
+        escaped(found)
+    )]
+    ReferenceFingerprint { reference: usize, expected: String, found: String },
+    #[error("the model needs {needed} bytes as f32, {available} are available")]
+    ModelTooLarge { needed: u64, available: u64 },
+    #[error(
+        "reference {reference}: {equal} of {total} {what} are equal; the first that is not is number {at}: expected {expected}, found {found}"
+    )]
+    TokensDiffer {
+        reference: usize,
+        what: &'static str,
+        equal: usize,
+        total: usize,
+        at: usize,
+        expected: u32,
+        found: u32,
+    },
+    #[error("reference {reference}: a log-probability differs by {found:.3e}, at most {tolerance:.0e} is rounding")]
+    LogprobsDiffer { reference: usize, found: f64, tolerance: f64 },
+
+    // ---- comparing and verifying -------------------------------------------------------------------------------
+    #[error("the level {level} compares a container with its source")]
+    SourceNeeded { level: &'static str },
+    #[error("{flag} has no use at the level {level}")]
+    FlagUnused { flag: &'static str, level: &'static str },
+    #[error("a checkpoint has nothing to be compared with at the level {level}")]
+    LevelOfContainers { level: &'static str },
+    #[error("the source is another model: {tensors} of the container's tensors are not there or have another shape; this one is {}, the container's is {container}", source_shape.as_ref().map_or("missing".to_owned(), Shape::to_string))]
+    OtherModel { tensors: usize, container: Shape, source_shape: Option<Shape> },
+    #[error("the tensors' checksums are {}, this program knows {expected}", escaped(found))]
+    ChecksumUnknown { expected: &'static str, found: String },
+    #[error("the file exists and is no report of this command")]
+    OtherReport,
 }
 
 impl FaultKind {

@@ -52,7 +52,7 @@ pub const INDEX: &[Row] = &[
     ),
     ("tensor-missing", &["error head-missing . lm_head.weight"]),
     ("tensor-not-indexed", &["error tensor-not-in-index model-00002-of-00002.safetensors model.norm.weight"]),
-    ("tensor-of-no-model", &["error unknown-tensors ."]),
+    ("tensor-of-no-model", &["error unknown-tensor model-00002-of-00002.safetensors ../\\n\\u{1b}[31mx"]),
     ("tensor-twice", &["error duplicate-in-index model.safetensors.index.json lm_head.weight"]),
     ("tensors-of-a-shard-not-indexed", &["warning file-not-in-index model-00002-of-00002.safetensors"]),
     ("total-size-a-string", &["warning total-size-missing model.safetensors.index.json"]),

@@ -65,7 +65,7 @@ pub const MANIFEST: &[Row] = &[
     ("no-tensors", &["error json-syntax coliconv.manifest.json"]),
     ("no-version", &["error json-syntax coliconv.manifest.json"]),
     ("not-json", &["error json-syntax coliconv.manifest.json"]),
-    ("other-checksum", &["error manifest-checksum coliconv.manifest.json"]),
+    ("other-checksum", &["error checksum-unknown ."]),
     ("other-version", &["error file-version coliconv.manifest.json"]),
     ("progress-beside-it", &["error conversion-unfinished .coliconv-progress.json"]),
     ("scale-bytes-wrong", &["error manifest-tensor-differs out-00000.safetensors lm_head.weight"]),
@@ -73,7 +73,7 @@ pub const MANIFEST: &[Row] = &[
         "scale-checksum-missing",
         &[
             "error manifest-incomplete out-00000.safetensors lm_head.weight",
-            "error tensor-checksum out-00000.safetensors lm_head.weight.qs",
+            "error tensor-checksum out-00000.safetensors lm_head.weight",
         ],
     ),
     (

@@ -2,7 +2,8 @@
 #![allow(dead_code, unused_imports)]
 
 pub mod bad;
-pub mod checksums;
+pub mod containers;
+pub mod convert;
 pub mod fuzz;
 pub mod shards;
 pub mod synthetic;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use coliconv::quantize::Quantizer;
 use serde_json::json;
 
 use super::Make;
@@ -80,6 +81,7 @@ fn layers() -> Vec<(&'static str, Make)> {
         }),
         ("file-missing-of-other-names", |p| {
             let mut model = three_layers();
+            model.quantize("lm_head.weight", Quantizer::Int8Row { bits: 8 });
             for (from, to) in
                 [(MAIN[0], "model-00001-of-00003.safetensors"), (MAIN[2], "model-00003-of-00003.safetensors")]
             {

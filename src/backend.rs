@@ -1,0 +1,256 @@
+//! What computes: one trait for every device.
+//!
+//! A backend holds weights, which are uploaded once in their stored format, and rows of activations, which stay on the
+//! device between operations. The model ([`crate::model`]) composes the operations; what an operation means is written
+//! here, and [`mod@reference`] is the plain version of it that every other backend is judged by.
+//!
+//! - Shapes: [n, w] are n rows (tokens) of w f32 values. A weight [O, I] has O output features (rows) of I inputs.
+//! - Every row is computed by itself: results never depend on how rows are batched or chunked, nor on the number of
+//!   threads. A backend may have kernel classes for few and for many rows; within a class this holds bit for bit.
+//! - A weight format that a backend does not compute is refused by name when it is uploaded
+//!   ([`crate::error::FaultKind::BackendFormat`]); no operation guesses.
+//! - Shapes that do not fit together are faults of the caller and panic: the model checks every weight against
+//!   config.json before it uploads it.
+//!
+//! Formulas: model description, forward.
+
+pub mod reference;
+mod tally;
+
+use std::ops::Range;
+
+use crate::error::{Faults, Result};
+use crate::roles::Projection;
+use crate::weights::Matrix;
+
+pub use tally::{Counters, Counts, Operation, Tally};
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The plain backend, the oracle of the others.
+    Reference,
+    /// The CPU.
+    Cpu,
+}
+
+/// How sums are formed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, strum::IntoStaticStr, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
+pub enum Mode {
+    /// At least f32 products and sums, in a fixed order.
+    #[default]
+    Exact,
+    /// Whatever the device does fastest within the tolerances of its tests.
+    Fast,
+}
+
+/// The routed experts of a layer, loaded by the backend when it wants them: all at once, or on demand.
+pub trait ExpertSource {
+    /// The layer they belong to.
+    fn layer(&self) -> u64;
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// The name of one of an expert's matrices.
+    fn name(&self, expert: usize, projection: Projection) -> String;
+    /// Loads one of an expert's matrices in its stored format; its shape is checked.
+    fn load(&self, expert: usize, projection: Projection) -> Result<Matrix>;
+}
+
+/// Rotary position embedding of one part of every head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Angle per position of each pair, in radians: theta^(−2j/d) for j < d/2.
+    pub frequencies: Vec<f32>,
+}
+
+/// Heads side by side in a row, with the place of their rotated part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Width of a head; a row is a whole number of heads.
+    pub width: usize,
+    /// First rotated dimension of each head.
+    pub rope_at: usize,
+}
+
+/// Dimensions of attention over compressed keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mla {
+    /// Heads H.
+    pub heads: usize,
+    /// `qk_nope_head_dim`.
+    pub nope: usize,
+    /// `qk_rope_head_dim`.
+    pub rope: usize,
+    /// `v_head_dim`.
+    pub value: usize,
+    /// `kv_lora_rank`.
+    pub latent: usize,
+}
+
+/// Dimensions of a DSA indexer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dsa {
+    /// `index_n_heads`.
+    pub heads: usize,
+    /// `index_head_dim`.
+    pub width: usize,
+    /// `index_topk`: positions that a row attends to, at most.
+    pub topk: usize,
+}
+
+/// How experts are chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routing {
+    /// `num_experts_per_tok`.
+    pub chosen: usize,
+    /// `n_group`.
+    pub groups: usize,
+    /// `topk_group`.
+    pub chosen_groups: usize,
+    /// `norm_topk_prob`.
+    pub normalized: bool,
+    /// `routed_scaling_factor`.
+    pub factor: f32,
+}
+
+/// An expert that a row was routed to, with its weight in the sum.
+pub type Routed = (usize, f32);
+
+/// What the output head says after one row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prediction {
+    /// The id with the largest logit; of equals the lowest.
+    pub id: u32,
+    /// Its logit.
+    pub logit: f32,
+    /// The largest logit of the other ids; −∞ if there is none.
+    pub runner_up: f32,
+    /// ln Σ exp(logit), formed in f64.
+    pub log_sum_exp: f64,
+    /// The logit of the id that was asked for.
+    pub asked: Option<f32>,
+}
+
+impl Prediction {
+    /// How far the best logit is above the second best.
+    pub fn margin(&self) -> f32 {
+        self.logit - self.runner_up
+    }
+
+    /// Natural logarithm of the probability of the id that was asked for.
+    pub fn logprob(&self) -> Option<f64> {
+        self.asked.map(|logit| f64::from(logit) - self.log_sum_exp)
+    }
+}
+
+/// A device with everything that the forward pass needs.
+///
+/// Rows passed by reference are only read unless they are `&mut`.
+pub trait Backend: Sync {
+    /// An uploaded matrix or vector.
+    type Weight: Send + Sync;
+    /// The routed experts of a layer.
+    type Experts: Send + Sync;
+    /// Activations: [n, w] f32 values.
+    type Rows: Send + Sync;
+    /// Rows that are kept for each position seen.
+    type Cache: Send + Sync;
+    /// Experts chosen for each row.
+    type Choice: Send + Sync;
+    /// Positions chosen for each row.
+    type Selection: Send + Sync;
+
+    /// The backend's name in options and reports.
+    fn name(&self) -> &'static str;
+    /// The device's own name.
+    fn device(&self) -> String;
+    /// How sums are formed.
+    fn mode(&self) -> Mode;
+    /// What has run so far.
+    fn counters(&self) -> Counters;
+
+    /// Uploads a weight in its stored format; `name` is for messages. A vector of n elements has n rows of one column.
+    fn upload(&self, name: &str, matrix: Matrix) -> Result<Self::Weight>;
+    /// Prepares the routed experts of a layer.
+    fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Self::Experts, Faults>;
+
+    /// Copies values to the device as rows of `width`.
+    fn write(&self, values: &[f32], width: usize) -> Result<Self::Rows>;
+    /// Copies rows back, one after the other.
+    fn read(&self, rows: &Self::Rows) -> Result<Vec<f32>>;
+    /// Number of rows n and their width w.
+    fn shape(&self, rows: &Self::Rows) -> (usize, usize);
+    /// Some columns of some rows.
+    fn slice(&self, x: &Self::Rows, rows: Range<usize>, columns: Range<usize>) -> Result<Self::Rows>;
+    /// [a; b]: the columns of `a`, then those of `b`.
+    fn concat(&self, a: &Self::Rows, b: &Self::Rows) -> Result<Self::Rows>;
+    /// x + y, into x.
+    fn add(&self, x: &mut Self::Rows, y: &Self::Rows) -> Result<()>;
+
+    /// Rows `ids` of a table [V, w]. Every id is below V.
+    fn embed(&self, table: &Self::Weight, ids: &[u32]) -> Result<Self::Rows>;
+    /// x · rsqrt(mean(x²) + eps) · weight.
+    fn rms_norm(&self, x: &Self::Rows, weight: &Self::Weight, eps: f64) -> Result<Self::Rows>;
+    /// (x − mean(x)) · rsqrt(mean((x − mean(x))²) + eps) · weight + bias.
+    fn layer_norm(&self, x: &Self::Rows, weight: &Self::Weight, bias: &Self::Weight, eps: f64) -> Result<Self::Rows>;
+    /// x [n, I] · weightᵀ [I, O] → [n, O].
+    fn matmul(&self, weight: &Self::Weight, x: &Self::Rows) -> Result<Self::Rows>;
+    /// silu(gate) · up, with silu(g) = g / (1 + e^−g).
+    fn swiglu(&self, gate: &Self::Rows, up: &Self::Rows) -> Result<Self::Rows>;
+    /// Turns each pair (x₀, x₁), (x₂, x₃), … of the rotated part of each head by position · frequency; row r is at position
+    /// `first_position` + r.
+    fn rope(&self, x: &mut Self::Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()>;
+
+    /// An empty cache of rows of `width`.
+    fn cache(&self, width: usize) -> Result<Self::Cache>;
+    /// Positions in a cache.
+    fn cache_len(&self, cache: &Self::Cache) -> usize;
+    /// Adds rows, one for each next position.
+    fn append(&self, cache: &mut Self::Cache, rows: &Self::Rows) -> Result<()>;
+    /// Forgets the positions from `len` on.
+    fn truncate(&self, cache: &mut Self::Cache, len: usize);
+
+    /// The positions that rows of indexer queries attend to.
+    ///
+    /// `q` [n, heads · width] and `weights` [n, heads] belong to the last n positions of `keys` [T, width]. The score of an
+    /// earlier or the same position t is heads^−½ · Σ_h weights_h · relu(q_h · k_t · width^−½); the `topk` largest are
+    /// chosen, of equals the lowest position.
+    fn select(&self, dsa: &Dsa, q: &Self::Rows, weights: &Self::Rows, keys: &Self::Cache) -> Result<Self::Selection>;
+    /// Copies a selection back: for each row the chosen positions, ascending.
+    fn read_selection(&self, selection: &Self::Selection) -> Result<Vec<Vec<usize>>>;
+    /// Causal attention over compressed keys and values, absorbed form.
+    ///
+    /// `q` [n, H · (nope + rope)] belongs to the last n positions of `cache` [T, latent + rope], which holds normalized
+    /// latents c_t and rotated keys r_t. `kv_b` is [H · (nope + value), latent]: for each head the rows K_h, then V_h.
+    /// Scores are ((K_hᵀ q_nope) · c_t + q_rope · r_t) · (nope + rope)^−½, over the selected positions, or with no selection
+    /// over all up to the row's own; a = softmax(scores), and head h gives V_h Σ_t a_t c_t → [n, H · value].
+    fn attention(
+        &self,
+        mla: &Mla,
+        q: &Self::Rows,
+        kv_b: &Self::Weight,
+        cache: &Self::Cache,
+        selection: Option<&Self::Selection>,
+    ) -> Result<Self::Rows>;
+
+    /// Chooses experts for each row: s = sigmoid(gate x), in f32.
+    ///
+    /// Chosen are the best by s + bias, of equals the lowest index; with several groups only from the `chosen_groups` best
+    /// groups by the sum of their two best s + bias. The weight of a chosen expert is its s, if `normalized` divided by the
+    /// sum over the chosen + 1e-20, times `factor`.
+    fn route(
+        &self,
+        routing: &Routing,
+        gate: &Self::Weight,
+        bias: &Self::Weight,
+        x: &Self::Rows,
+    ) -> Result<Self::Choice>;
+    /// Copies a choice back: for each row the experts, best first, with their weights.
+    fn read_choice(&self, choice: &Self::Choice) -> Result<Vec<Vec<Routed>>>;
+    /// Σ over the chosen experts of weight · down(swiglu(gate x, up x)).
+    fn experts(&self, experts: &Self::Experts, choice: &Self::Choice, x: &Self::Rows) -> Result<Self::Rows>;
+
+    /// What the output head [V, w] says after each row; `asked [n]` are ids whose logits are wanted too.
+    fn predict(&self, head: &Self::Weight, x: &Self::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>>;
+}

@@ -1,0 +1,116 @@
+//! Attention over compressed keys and values, and the choice of the positions it looks at.
+
+use rayon::prelude::*;
+
+use super::linear::{dot, widened};
+use super::{Rows, Selection, Weight};
+use crate::backend::{Dsa, Mla};
+
+/// For each row the `topk` positions with the best scores: see [`crate::backend::Backend::select`].
+pub fn select(dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Selection {
+    assert_eq!(
+        (q.width, weights.width, keys.width),
+        (dsa.heads * dsa.width, dsa.heads, dsa.width),
+        "an indexer's rows"
+    );
+    let first_position = keys.count() - q.count();
+    let of_row = |row: usize| {
+        let positions = first_position + row + 1;
+        if positions <= dsa.topk {
+            return (0..positions).collect();
+        }
+        let q = widened(q.row(row));
+        let mut scored: Vec<(f32, usize)> =
+            (0..positions).map(|t| (score(dsa, &q, weights.row(row), keys.row(t)), t)).collect();
+        // best first, of equals the lowest position
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let mut chosen: Vec<usize> = scored[..dsa.topk].iter().map(|&(_, t)| t).collect();
+        chosen.sort_unstable();
+        chosen
+    };
+    Selection((0..q.count()).into_par_iter().map(of_row).collect())
+}
+
+/// heads^−½ · Σ_h w_h · relu(q_h · k · width^−½), for q [heads · width], w [heads] and k [width].
+fn score(dsa: &Dsa, q: &[f64], weights: &[f32], key: &[f32]) -> f32 {
+    let scale = (dsa.width as f64).powf(-0.5);
+    let of_head = |(q, &w): (&[f64], &f32)| f64::from(w) * (dot(key, q) * scale).max(0.0);
+    let sum: f64 = q.chunks_exact(dsa.width).zip(weights).map(of_head).sum();
+    // The sum of nothing but −0 is 0.
+    (sum * (dsa.heads as f64).powf(-0.5)) as f32 + 0.0
+}
+
+/// Causal attention: see [`crate::backend::Backend::attention`].
+pub fn attention(mla: &Mla, q: &Rows, kv_b: &Weight, cache: &Rows, selection: Option<&Selection>) -> Rows {
+    let Mla { heads, nope, rope, value, latent } = *mla;
+    assert_eq!((q.width, cache.width), (heads * (nope + rope), latent + rope), "attention's rows");
+    assert_eq!((kv_b.rows, kv_b.columns), (heads * (nope + value), latent), "kv_b");
+    let first_position = cache.count() - q.count();
+    let width = heads * value;
+    let mut values = vec![0.0; q.count() * width];
+    values.par_chunks_mut(value).enumerate().for_each(|(at, out)| {
+        let (row, head) = (at / heads, at % heads);
+        let q = &q.row(row)[head * (nope + rope)..][..nope + rope];
+        let all: Vec<usize>;
+        let positions = match selection {
+            Some(selection) => &selection.0[row],
+            None => {
+                all = (0..=first_position + row).collect();
+                &all
+            }
+        };
+        one_head(mla, head, q, kv_b, cache, positions, out);
+    });
+    Rows { width, values }
+}
+
+/// One head of one row: q [nope + rope], out [value].
+fn one_head(mla: &Mla, head: usize, q: &[f32], kv_b: &Weight, cache: &Rows, positions: &[usize], out: &mut [f32]) {
+    let first_row = head * (mla.nope + mla.value);
+    let (q_nope, q_rope) = q.split_at(mla.nope);
+    // query of the cached rows [latent + rope]: K_hᵀ q_nope, then q_rope
+    let mut query = vec![0.0f64; mla.latent];
+    for (j, &q) in q_nope.iter().enumerate() {
+        for (sum, &k) in query.iter_mut().zip(kv_b.row(first_row + j)) {
+            *sum += f64::from(q) * f64::from(k);
+        }
+    }
+    query.extend(q_rope.iter().map(|&q| f64::from(q)));
+    // scores [positions]
+    let scale = ((mla.nope + mla.rope) as f64).powf(-0.5);
+    let scores: Vec<f64> = positions.iter().map(|&t| dot(cache.row(t), &query) * scale).collect();
+    // softmax [positions], not yet divided by its sum
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    // Σ a_t c_t [latent]
+    let mut context = vec![0.0f64; mla.latent];
+    for (&t, weight) in positions.iter().zip(&weights) {
+        for (sum, &c) in context.iter_mut().zip(&cache.row(t)[..mla.latent]) {
+            *sum += weight / total * f64::from(c);
+        }
+    }
+    // V_h context [value]
+    for (j, out) in out.iter_mut().enumerate() {
+        *out = dot(kv_b.row(first_row + mla.nope + j), &context) as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_scores_the_lowest_positions_are_chosen() {
+        let dsa = Dsa { heads: 1, width: 1, topk: 2 };
+        let rows = |values: &[f32]| Rows { width: 1, values: values.to_vec() };
+        // A negative key scores relu(·) = 0; so does a weight of −1 with it, as −0.
+        let keys = rows(&[-1.0, -2.0, 3.0, -3.0, 3.0]);
+        let positions = |q: &[f32], w: &[f32]| select(&dsa, &rows(q), &rows(w), &keys).0;
+        assert_eq!(positions(&[1.0], &[1.0]), [[2, 4]]);
+        assert_eq!(positions(&[1.0], &[-1.0]), [[0, 1]]);
+        assert_eq!(positions(&[-1.0], &[1.0]), [[1, 3]]);
+        // Four rows at positions 1 to 4: the first is not longer than topk.
+        assert_eq!(positions(&[1.0; 4], &[1.0; 4]), [[0, 1], [0, 2], [0, 2], [2, 4]]);
+    }
+}

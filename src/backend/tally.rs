@@ -1,0 +1,102 @@
+//! What a backend ran, counted: proof that a device was used.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use crate::format::Format;
+
+/// Operations that are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
+#[allow(missing_docs)] // they are those of the trait Backend
+pub enum Operation {
+    Slice,
+    Concat,
+    Add,
+    Embed,
+    RmsNorm,
+    LayerNorm,
+    Matmul,
+    Swiglu,
+    Rope,
+    Append,
+    Select,
+    Attention,
+    Route,
+    Experts,
+    Predict,
+}
+
+impl Operation {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// How often something ran.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Runs on the device itself.
+    pub dispatches: u64,
+    /// Runs elsewhere, because the device could not.
+    pub fallbacks: u64,
+}
+
+/// Counts by operation and, where a weight takes part, by its format's name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counters(pub BTreeMap<(Operation, Option<&'static str>), Counts>);
+
+impl Counters {
+    /// All counts together.
+    pub fn total(&self) -> Counts {
+        self.0.values().fold(Counts::default(), |sum, counts| Counts {
+            dispatches: sum.dispatches + counts.dispatches,
+            fallbacks: sum.fallbacks + counts.fallbacks,
+        })
+    }
+}
+
+/// Counters that many threads may advance.
+#[derive(Debug, Default)]
+pub struct Tally(Mutex<Counters>);
+
+impl Tally {
+    /// Counts a run on the device.
+    pub fn dispatch(&self, operation: Operation, format: Option<Format>) {
+        self.count(operation, format, |counts| counts.dispatches += 1);
+    }
+
+    /// Counts a run elsewhere.
+    pub fn fallback(&self, operation: Operation, format: Option<Format>) {
+        self.count(operation, format, |counts| counts.fallbacks += 1);
+    }
+
+    /// The counts so far.
+    pub fn counters(&self) -> Counters {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    fn count(&self, operation: Operation, format: Option<Format>, advance: impl Fn(&mut Counts)) {
+        let mut counters = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        advance(counters.0.entry((operation, format.map(Format::name))).or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_kept_apart_and_added() {
+        let tally = Tally::default();
+        tally.dispatch(Operation::Matmul, Some(Format::Int4Grouped { group_size: 64 }));
+        tally.dispatch(Operation::Matmul, Some(Format::Int4Grouped { group_size: 32 }));
+        tally.fallback(Operation::RmsNorm, None);
+        let counters = tally.counters();
+        assert_eq!(counters.0[&(Operation::Matmul, Some("int4-grouped"))].dispatches, 2);
+        assert_eq!(counters.0[&(Operation::RmsNorm, None)], Counts { dispatches: 0, fallbacks: 1 });
+        assert_eq!(counters.total(), Counts { dispatches: 2, fallbacks: 1 });
+        assert_eq!(Operation::RmsNorm.name(), "rms-norm");
+    }
+}

@@ -1,0 +1,205 @@
+//! How fast this machine does the work, with the machine's own limits measured in the same run.
+
+mod synthetic;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+use crate::checkpoint::weight_files;
+use crate::container::manifest::MANIFEST_FILE;
+use crate::container::reader::Survey;
+use crate::error::{Fault, Faults, Result};
+use crate::header::Header;
+use crate::io::SourceFile;
+use crate::limits;
+use crate::progress::Progress;
+use crate::report::{BenchMeasure, BenchReport, CheckStatus, VerifyReport};
+use crate::threads;
+use crate::verify::{Level, Options as VerifyOptions, TokenOptions, verify};
+use synthetic::{Contents, Synthetic};
+
+/// What a user asks for.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where containers are made, in a directory of their own that is removed afterwards.
+    pub directory: PathBuf,
+    /// Bytes of the container whose payload is verified, about.
+    pub bytes: u64,
+    /// Hidden layers of the container whose headers are read; GLM-5.2 has 78.
+    pub layers: u64,
+    /// Threads; 0 for one per core.
+    pub threads: usize,
+    /// Repetitions of each measure; medians are reported.
+    pub rounds: usize,
+}
+
+/// Measures reading headers, surveying, and verifying payloads.
+pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
+    let pool = threads::pool(options.threads, &options.directory)?;
+    let scratch = Scratch::create(&options.directory)?;
+    let mut measures = headers(&scratch, options)?;
+    let threads = pool.current_num_threads();
+    let container = scratch.path.join("payload");
+    Synthetic::of_bytes(options.bytes, threads).write(&container, Contents::Random, true, progress)?;
+    measures.extend(payload(&container, options, &pool)?);
+    Ok(BenchReport {
+        target: "inspect".to_owned(),
+        cpu: line_of("/proc/cpuinfo", "model name"),
+        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
+        threads: threads as u64,
+        measures,
+    })
+}
+
+/// What follows the colon of a line.
+fn line_of(path: &str, key: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// A directory that is removed when the run is over.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn create(parent: &Path) -> Result<Scratch> {
+        let path = parent.join(format!("coliconv-bench-{}", std::process::id()));
+        std::fs::create_dir_all(parent).map_err(|e| Fault::io("create the directory", parent, e))?;
+        std::fs::create_dir(&path).map_err(|e| Fault::io("create the directory", &path, e))?;
+        Ok(Scratch { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Containers of the size of GLM-5.2 without data: nothing but their headers can take time.
+fn headers(scratch: &Scratch, options: &Options) -> Result<Vec<BenchMeasure>, Faults> {
+    let (bare, whole) = (scratch.path.join("glm-bare"), scratch.path.join("glm"));
+    let synthetic = Synthetic::glm(options.layers);
+    let made = synthetic.write(&bare, Contents::Holes, false, &crate::progress::Silent)?;
+    synthetic.write(&whole, Contents::Holes, true, &crate::progress::Silent)?;
+    let mut seconds = [const { Vec::new() }; 3];
+    for _ in 0..options.rounds {
+        let started = Instant::now();
+        for name in weight_files(&bare)? {
+            Header::read(&SourceFile::open(&bare.join(name))?)?;
+        }
+        seconds[0].push(started.elapsed().as_secs_f64());
+        for (seconds, directory) in seconds[1..].iter_mut().zip([&bare, &whole]) {
+            let started = Instant::now();
+            Survey::read(directory)?;
+            seconds.push(started.elapsed().as_secs_f64());
+        }
+    }
+    let names = ["read headers", "survey", "survey with index and manifest"];
+    let measures = names
+        .into_iter()
+        .zip(seconds)
+        .map(|(name, seconds)| BenchMeasure { entries: Some(made.entries), ..measure(name, &seconds, None) });
+    Ok(measures.collect())
+}
+
+fn measure(name: &str, seconds: &[f64], bytes: Option<u64>) -> BenchMeasure {
+    let mut sorted = seconds.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let median = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
+    BenchMeasure {
+        name: name.to_owned(),
+        seconds: median,
+        rounds: seconds.len() as u64,
+        bytes,
+        gb_per_second: bytes.map(|bytes| bytes as f64 / median.max(1e-9) / 1e9),
+        entries: None,
+        limit: None,
+        of_limit: None,
+    }
+}
+
+/// Verifying a payload, between plain reads of the same files and hashing in memory.
+fn payload(container: &Path, options: &Options, pool: &rayon::ThreadPool) -> Result<Vec<BenchMeasure>, Faults> {
+    let files: Vec<SourceFile> =
+        weight_files(container)?.iter().map(|name| SourceFile::open(&container.join(name))).collect::<Result<_>>()?;
+    let bytes: u64 = files.iter().map(SourceFile::bytes).sum();
+    let forget = || files.iter().for_each(SourceFile::forget_cached);
+    let mut seconds = [const { Vec::new() }; 5];
+    for _ in 0..options.rounds {
+        forget();
+        seconds[0].push(timed(|| pool.install(|| read_all(&files)))?);
+        forget();
+        seconds[1].push(timed(|| check(container, options.threads))?);
+        seconds[2].push(timed(|| pool.install(|| read_all(&files)))?);
+        seconds[3].push(timed(|| check(container, options.threads))?);
+        seconds[4].push(timed(|| -> Result<(), Faults> {
+            pool.install(|| hash_memory(bytes));
+            Ok(())
+        })?);
+    }
+    let names =
+        ["read, cold", "verify the payload, cold", "read, warm", "verify the payload, warm", "SHA-256 in memory"];
+    let mut measures: Vec<BenchMeasure> =
+        names.into_iter().zip(&seconds).map(|(name, seconds)| measure(name, seconds, Some(bytes))).collect();
+    let rate = |measure: &BenchMeasure| measure.gb_per_second.unwrap_or(0.0);
+    for (verified, read) in [(1, 0), (3, 2)] {
+        let limit = if rate(&measures[read]) < rate(&measures[4]) { read } else { 4 };
+        let of_limit = rate(&measures[verified]) / rate(&measures[limit]);
+        (measures[verified].limit, measures[verified].of_limit) = (Some(measures[limit].name.clone()), Some(of_limit));
+    }
+    let manifest = container.join(MANIFEST_FILE);
+    std::fs::remove_file(&manifest).map_err(|e| Fault::io("remove the file", &manifest, e))?;
+    let without = timed(|| check(container, options.threads))?;
+    measures.push(measure("verify without a manifest, warm", &[without], Some(bytes)));
+    Ok(measures)
+}
+
+fn timed<E>(work: impl FnOnce() -> Result<(), E>) -> Result<f64, E> {
+    let started = Instant::now();
+    work()?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// Reads files from start to end, several at a time.
+fn read_all(files: &[SourceFile]) -> Result<(), Faults> {
+    let read = |file: &SourceFile| -> Result<()> {
+        let mut buffer = vec![0; limits::HASH_READ_BYTES];
+        let mut position = 0;
+        while position < file.bytes() {
+            let step = (file.bytes() - position).min(buffer.len() as u64) as usize;
+            file.read_at(&mut buffer[..step], position)?;
+            position += step as u64;
+        }
+        Ok(())
+    };
+    files.par_iter().with_max_len(1).try_for_each(read)?;
+    Ok(())
+}
+
+/// Hashes so many bytes from memory that stays in the cores' caches.
+fn hash_memory(bytes: u64) {
+    let threads = rayon::current_num_threads();
+    (0..threads).into_par_iter().with_max_len(1).for_each(|_| {
+        let buffer = vec![1; limits::VERIFY_READ_BYTES];
+        let mut hash = Sha256::new();
+        for _ in 0..(bytes / threads as u64).div_ceil(buffer.len() as u64) {
+            hash.update(&buffer);
+        }
+        std::hint::black_box(hash.finalize());
+    });
+}
+
+/// Verifies a container that must be found good.
+fn check(container: &Path, threads: usize) -> Result<(), Faults> {
+    let options = VerifyOptions { level: Level::Payload, source: None, threads, tokens: TokenOptions::default() };
+    let report: VerifyReport = verify(container, &options, &crate::progress::Silent)?;
+    let failed = report.checks.iter().find(|check| check.status == CheckStatus::Fail);
+    assert!(failed.is_none(), "the container was just written: {failed:?}");
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! `coliconv bench`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use super::progress::Meter;
+use super::{Talk, not_available, print, print_json, refuse, size, text};
+use crate::bench::{self, Options};
+use crate::error::Faults;
+use crate::report::{BenchMeasure, BenchReport};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Target {
+    /// Not available in this version
+    Convert,
+    /// Reading headers, verifying payloads
+    Inspect,
+    /// Not available in this version
+    Kernels,
+    /// Not available in this version
+    Decode,
+    /// Not available in this version
+    Score,
+}
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// What to measure
+    #[arg(value_enum)]
+    target: Option<Target>,
+    /// Where to make the containers that are measured; removed afterwards [default: the system's place for such files]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Size of the container whose payload is verified, for one 1G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
+    size: u64,
+    /// Hidden layers of the container of holes whose headers are read; the dimensions are those of GLM-5.2
+    #[arg(long, value_name = "N", default_value_t = 78, value_parser = clap::value_parser!(u64).range(4..=126))]
+    layers: u64,
+    /// Repetitions of each measure; medians are printed
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
+    threads: usize,
+    /// Not available in this version
+    #[arg(long, value_name = "D", hide = true)]
+    device: Option<String>,
+    #[command(flatten)]
+    talk: Talk,
+}
+
+impl Arguments {
+    fn later(&self) -> Option<&'static str> {
+        match (self.target, &self.device) {
+            (None, _) => Some("`coliconv bench` without a target"),
+            (Some(Target::Convert), _) => Some("`coliconv bench convert`"),
+            (Some(Target::Kernels), _) => Some("`coliconv bench kernels`"),
+            (Some(Target::Decode), _) => Some("`coliconv bench decode`"),
+            (Some(Target::Score), _) => Some("`coliconv bench score`"),
+            (Some(Target::Inspect), Some(_)) => Some("--device"),
+            (Some(Target::Inspect), None) => None,
+        }
+    }
+}
+
+/// Runs `bench`.
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let json = arguments.talk.json;
+    match run(&arguments) {
+        Ok(code) => code,
+        Err(faults) => refuse(&faults, json),
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+    if let Some(name) = arguments.later() {
+        return Err(not_available(name).into());
+    }
+    let options = Options {
+        directory: arguments.dir.clone().unwrap_or_else(std::env::temp_dir),
+        bytes: arguments.size,
+        layers: arguments.layers,
+        threads: arguments.threads,
+        rounds: usize::from(arguments.rounds),
+    };
+    let report = bench::inspect(&options, &Meter::new(arguments.talk.quiet))?;
+    Ok(if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) })
+}
+
+fn report_text(report: &BenchReport) -> String {
+    let unknown = || "unknown".to_owned();
+    let mut out = format!(
+        "{}, kernel {}, {} threads\n\n",
+        report.cpu.clone().unwrap_or_else(unknown),
+        report.kernel.clone().unwrap_or_else(unknown),
+        report.threads
+    );
+    let header = ["measure", "seconds", "rate", "of its limit"];
+    out += &text::table(&header, &["seconds", "rate"], report.measures.iter().map(row).collect());
+    out
+}
+
+fn row(measure: &BenchMeasure) -> Vec<String> {
+    let rate = match (measure.gb_per_second, measure.entries) {
+        (Some(rate), _) => format!("{rate:.2} GB/s"),
+        (None, Some(entries)) => format!("{:.0} entries/s", entries as f64 / measure.seconds.max(1e-9)),
+        (None, None) => String::new(),
+    };
+    let limit = match (&measure.limit, measure.of_limit) {
+        (Some(limit), Some(share)) => format!("{:.0} % of {limit}", 100.0 * share),
+        _ => String::new(),
+    };
+    vec![measure.name.clone(), format!("{:.3}", measure.seconds), rate, limit]
+}

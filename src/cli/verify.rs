@@ -1,0 +1,186 @@
+//! `coliconv verify`
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use super::progress::{Meter, duration};
+use super::{Talk, findings_text, not_available, print, print_json, refuse, size, text};
+use crate::backend::Device;
+use crate::error::{Fault, FaultKind, Faults, Place, escaped};
+use crate::io::{read_small, write_whole};
+use crate::limits;
+use crate::report::{CheckStatus, Verdict, VerifyReport};
+use crate::verify::{Level, Options, TokenOptions, verify};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LevelArgument {
+    /// Headers, index, census, counts, stamps, config
+    Structure,
+    /// And checksums, scales, codes
+    Payload,
+    /// And every weight against --source
+    Weights,
+    /// And what the model computes, against --reference
+    Tokens,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Directory of a container or checkpoint
+    path: PathBuf,
+    /// How far to go; each level includes those before it
+    #[arg(long, value_enum, default_value = "tokens")]
+    level: LevelArgument,
+    /// The checkpoint that the container was made from
+    #[arg(long, value_name = "CHECKPOINT")]
+    source: Option<PathBuf>,
+    /// Write the report as JSON to this file too; an earlier report there is replaced
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
+    threads: usize,
+    /// What another implementation, or an earlier run, made of the same model; may be given several times
+    #[arg(long, value_name = "FILE")]
+    reference: Vec<PathBuf>,
+    /// Where to compute: reference or cpu; may be given several times [default: cpu]
+    #[arg(long, value_name = "D")]
+    device: Vec<String>,
+    /// Write what this model says to this new file, to be a --reference of another run
+    #[arg(long, value_name = "FILE")]
+    write_reference: Option<PathBuf>,
+    /// Memory for the model, for one 16G [default: what is available]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory: Option<u64>,
+    /// How sums are formed
+    #[arg(long, value_name = "MODE", default_value = "exact")]
+    mode: String,
+    /// Not available in this version
+    #[arg(long, hide = true)]
+    all_devices: bool,
+    /// Not available in this version
+    #[arg(long, value_name = "KIND", hide = true)]
+    inject_fault: Option<String>,
+    #[command(flatten)]
+    talk: Talk,
+}
+
+impl Arguments {
+    /// Flags of this command that are planned but not there.
+    fn later(&self) -> Option<&'static str> {
+        let device = |name: &str| self.device.iter().any(|device| device.split(':').next() == Some(name));
+        [
+            (self.all_devices, "--all-devices"),
+            (self.inject_fault.is_some(), "--inject-fault"),
+            (device("cuda"), "--device cuda"),
+            (device("vulkan"), "--device vulkan"),
+            (self.mode == "fast", "--mode fast"),
+        ]
+        .into_iter()
+        .find_map(|(given, name)| given.then_some(name))
+    }
+
+    fn tokens(&self) -> Result<TokenOptions, Fault> {
+        let wrong = |flag, expected, found: &str| {
+            let found = found.to_owned();
+            Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
+        };
+        if self.mode != "exact" {
+            return wrong("--mode", "exact or fast", &self.mode);
+        }
+        let mut devices = Vec::with_capacity(self.device.len());
+        for device in &self.device {
+            devices.push(match device.as_str() {
+                "reference" => Device::Reference,
+                "cpu" => Device::Cpu,
+                other => return wrong("--device", "reference, cpu, cuda[:N] or vulkan[:N]", other),
+            });
+        }
+        Ok(TokenOptions {
+            references: self.reference.clone(),
+            devices,
+            write_reference: self.write_reference.clone(),
+            memory: self.memory,
+        })
+    }
+}
+
+/// Runs `verify`.
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let json = arguments.talk.json;
+    match run(&arguments) {
+        Ok(code) => code,
+        Err(faults) => refuse(&faults, json),
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+    if let Some(name) = arguments.later() {
+        return Err(not_available(name).into());
+    }
+    let level = match arguments.level {
+        LevelArgument::Structure => Level::Structure,
+        LevelArgument::Payload => Level::Payload,
+        LevelArgument::Weights => Level::Weights,
+        LevelArgument::Tokens => Level::Tokens,
+    };
+    if let Some(path) = &arguments.report {
+        check_replaceable(path)?;
+    }
+    let tokens = arguments.tokens()?;
+    let options = Options { level, source: arguments.source.clone(), threads: arguments.threads, tokens };
+    let report = verify(&arguments.path, &options, &Meter::new(arguments.talk.quiet))?;
+    if let Some(path) = &arguments.report {
+        let mut bytes = serde_json::to_vec_pretty(&report).expect("reports are plain data");
+        bytes.push(b'\n');
+        write_whole(path, &bytes, true)?;
+    }
+    let printed = if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) };
+    let good = report.verdict == Verdict::Pass;
+    Ok(if printed == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { printed })
+}
+
+/// What exists is replaced only if it is a report of this command: a mistyped name must not cost anybody a file.
+fn check_replaceable(path: &Path) -> Result<(), Fault> {
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let earlier = read_small(path, limits::MAX_MANIFEST_BYTES).ok();
+    let earlier = earlier.and_then(|bytes| serde_json::from_slice::<VerifyReport>(&bytes).ok());
+    match earlier {
+        Some(_) => Ok(()),
+        None => Err(Fault::new(Place::file(path), FaultKind::OtherReport)),
+    }
+}
+
+fn report_text(report: &VerifyReport) -> String {
+    let mut out = format!("{} ({}), level {}\n", escaped(&report.path), report.kind, report.level);
+    if let Some(source) = &report.source {
+        out += &format!("source: {}\n", escaped(source));
+    }
+    let rows = report
+        .checks
+        .iter()
+        .map(|check| vec![check.name.clone(), check.status.name().to_owned(), escaped(&check.detail).to_string()])
+        .collect();
+    out += &format!("\n{}", text::table(&["check", "status", "detail"], &[], rows));
+    if !report.findings.is_empty() {
+        out += &format!("\n{}", findings_text(&report.findings));
+    }
+    let failed = report.checks.iter().filter(|check| check.status == CheckStatus::Fail).count();
+    let read = match report.bytes_read {
+        0 => String::new(),
+        bytes => {
+            let rate = bytes as f64 / report.seconds.max(1e-9) / 1e9;
+            format!(", {} read in {} ({rate:.2} GB/s)", size::human(bytes), duration(report.seconds))
+        }
+    };
+    let verdict = report.verdict.name();
+    out + &match failed {
+        0 => format!("\nverdict: {verdict}{read}\n"),
+        n => format!("\nverdict: {verdict}, {n} of {} checks failed{read}\n", report.checks.len()),
+    }
+}

@@ -1,0 +1,66 @@
+//! One decoder layer: attention and MLP, each behind a norm and around the residual stream.
+
+use super::attention_mla::AttentionMla;
+use super::kv_cache::LayerCache;
+use super::load::Loader;
+use super::mlp::Mlp;
+use crate::backend::Backend;
+use crate::config::IndexerType;
+use crate::error::{Faults, Result};
+
+/// A decoder layer.
+pub struct DecoderLayer<B: Backend> {
+    /// [d].
+    input_layernorm: B::Weight,
+    self_attn: AttentionMla<B>,
+    /// [d].
+    post_attention_layernorm: B::Weight,
+    mlp: Mlp<B>,
+    rms_norm_eps: f64,
+}
+
+impl<B: Backend> DecoderLayer<B> {
+    /// Hidden layer `layer`; `has_indexers` tells whether the model has indexers at all.
+    pub(super) fn load(loader: &Loader<'_, B>, layer: u64, has_indexers: bool) -> Result<DecoderLayer<B>, Faults> {
+        let config = loader.config();
+        let full = config.indexer_types[layer as usize] == IndexerType::Full;
+        let sparse = config.sparse_layers[layer as usize];
+        DecoderLayer::load_as(loader, layer, full && has_indexers, sparse)
+    }
+
+    /// The decoder layer inside the MTP head: a mixture of experts, attending densely.
+    pub(super) fn load_mtp(loader: &Loader<'_, B>, layer: u64) -> Result<DecoderLayer<B>, Faults> {
+        DecoderLayer::load_as(loader, layer, false, true)
+    }
+
+    fn load_as(loader: &Loader<'_, B>, layer: u64, indexer: bool, sparse: bool) -> Result<DecoderLayer<B>, Faults> {
+        let prefix = format!("model.layers.{layer}");
+        Ok(DecoderLayer {
+            input_layernorm: loader.weight(&format!("{prefix}.input_layernorm.weight"))?,
+            self_attn: AttentionMla::load(loader, layer, indexer)?,
+            post_attention_layernorm: loader.weight(&format!("{prefix}.post_attention_layernorm.weight"))?,
+            mlp: Mlp::load(loader, layer, sparse)?,
+            rms_norm_eps: loader.config().rms_norm_eps,
+        })
+    }
+
+    /// x [n, d] → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with
+    /// an indexer of its own replaces it.
+    pub fn forward(
+        &self,
+        backend: &B,
+        mut x: B::Rows,
+        cache: &mut LayerCache<B>,
+        index_topk: usize,
+        selection: &mut Option<B::Selection>,
+    ) -> Result<B::Rows> {
+        // x += self_attn(input_layernorm(x))
+        let normalized = backend.rms_norm(&x, &self.input_layernorm, self.rms_norm_eps)?;
+        let attended = self.self_attn.forward(backend, &normalized, cache, index_topk, selection)?;
+        backend.add(&mut x, &attended)?;
+        // x += mlp(post_attention_layernorm(x))
+        let normalized = backend.rms_norm(&x, &self.post_attention_layernorm, self.rms_norm_eps)?;
+        backend.add(&mut x, &self.mlp.forward(backend, &normalized)?)?;
+        Ok(x)
+    }
+}

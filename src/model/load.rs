@@ -1,0 +1,93 @@
+//! Weights by their Hugging Face names, checked against config.json and uploaded.
+
+use crate::backend::{Backend, ExpertSource};
+use crate::config::Config;
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::roles::{Census, Pass, Projection};
+use crate::tensor::Shape;
+use crate::weights::{Matrix, Weights};
+
+/// Brings weights to a backend.
+pub struct Loader<'a, B> {
+    weights: &'a dyn Weights,
+    backend: &'a B,
+    census: Census,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    /// A loader of these weights.
+    pub fn new(weights: &'a dyn Weights, backend: &'a B) -> Loader<'a, B> {
+        Loader { weights, backend, census: Census::of(weights.config()) }
+    }
+
+    /// The model's config.
+    pub fn config(&self) -> &Config {
+        self.weights.config()
+    }
+
+    /// Whether there is a weight of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.weights.contains(name)
+    }
+
+    /// Whether there is any weight that the pass must have.
+    pub fn has_any(&self, pass: Pass) -> bool {
+        self.census.iter().any(|(name, role)| role.pass == pass && !role.optional && self.has(name.as_str()))
+    }
+
+    /// Loads and uploads a weight.
+    pub fn weight(&self, name: &str) -> Result<B::Weight> {
+        self.backend.upload(name, self.matrix(name)?)
+    }
+
+    /// Loads and uploads a weight, if there is one of that name.
+    pub fn optional(&self, name: &str) -> Result<Option<B::Weight>> {
+        self.has(name).then(|| self.weight(name)).transpose()
+    }
+
+    /// Prepares the routed experts of a layer.
+    pub fn experts(&self, layer: u64) -> Result<B::Experts, Faults> {
+        self.backend.upload_experts(&Routed { loader: self, layer })
+    }
+
+    /// Loads a weight whose shape is the one that config.json asks for.
+    fn matrix(&self, name: &str) -> Result<Matrix> {
+        let role = self.census.role(name).expect("the model asks for what the census lists");
+        let matrix = self.weights.load(name)?;
+        let (rows, columns) = (matrix.rows as u64, matrix.columns as u64);
+        let found = if role.shape.dims().len() == 1 && columns == 1 {
+            Shape::from([rows])
+        } else {
+            Shape::from([rows, columns])
+        };
+        if found != role.shape {
+            let kind = FaultKind::ShapeMismatch { expected: role.shape.clone(), found };
+            return Err(Fault::new(Place::tensor(self.weights.directory(), name), kind));
+        }
+        Ok(matrix)
+    }
+}
+
+/// The routed experts of a layer, by name.
+struct Routed<'l, 'a, B> {
+    loader: &'l Loader<'a, B>,
+    layer: u64,
+}
+
+impl<B: Backend> ExpertSource for Routed<'_, '_, B> {
+    fn layer(&self) -> u64 {
+        self.layer
+    }
+
+    fn count(&self) -> usize {
+        self.loader.config().n_routed_experts as usize
+    }
+
+    fn name(&self, expert: usize, projection: Projection) -> String {
+        format!("model.layers.{}.mlp.experts.{expert}.{}.weight", self.layer, projection.name())
+    }
+
+    fn load(&self, expert: usize, projection: Projection) -> Result<Matrix> {
+        self.loader.matrix(&self.name(expert, projection))
+    }
+}

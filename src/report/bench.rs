@@ -1,0 +1,54 @@
+//! `bench --json`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Refusal;
+
+/// `bench --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(title = "coliconv bench report")]
+pub struct BenchReport {
+    /// What was measured.
+    pub target: String,
+    /// The processor, where the system tells.
+    pub cpu: Option<String>,
+    /// The operating system's kernel, where the system tells.
+    pub kernel: Option<String>,
+    /// Threads that worked.
+    pub threads: u64,
+    /// The measures, in the order in which they were taken.
+    pub measures: Vec<BenchMeasure>,
+}
+
+/// One measure.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct BenchMeasure {
+    /// What was done.
+    pub name: String,
+    /// Median duration.
+    pub seconds: f64,
+    /// Repetitions.
+    pub rounds: u64,
+    /// Bytes that went through; null where that is not the point.
+    pub bytes: Option<u64>,
+    /// 10^9 bytes a second; null without bytes.
+    pub gb_per_second: Option<f64>,
+    /// Header entries that were read; null where that is not the point.
+    pub entries: Option<u64>,
+    /// The measure that limits this one.
+    pub limit: Option<String>,
+    /// Its rate by that of its limit.
+    pub of_limit: Option<f64>,
+}
+
+/// Either document of `bench --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(title = "coliconv bench --json")]
+pub enum BenchDocument {
+    /// It ran.
+    Report(BenchReport),
+    /// It could not run.
+    Refusal(Refusal),
+}

@@ -1,0 +1,174 @@
+//! `verify --json`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Finding, Refusal};
+
+/// `verify --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(title = "coliconv verify report")]
+pub struct VerifyReport {
+    /// What was verified.
+    pub path: String,
+    /// `checkpoint` or `container`.
+    pub kind: String,
+    /// How far: `structure`, `payload`, `weights` or `tokens`; each includes those before it.
+    pub level: String,
+    /// The checkpoint that the weights were compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// `pass` when no check failed.
+    pub verdict: Verdict,
+    /// What was checked, in order.
+    pub checks: Vec<VerifyCheck>,
+    /// One entry for each reference and device, in order.
+    pub tokens: Vec<VerifyTokens>,
+    /// How often the source says the same; null where it was not run.
+    pub source_agreement: Option<VerifyAgreement>,
+    /// Everything that was found; errors are why a check failed.
+    pub findings: Vec<Finding>,
+    /// Bytes read at the levels above `structure`.
+    pub bytes_read: u64,
+    /// Duration.
+    pub seconds: f64,
+}
+
+/// The answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Good.
+    Pass,
+    /// Not good.
+    Fail,
+}
+
+impl Verdict {
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Pass => "pass",
+            Verdict::Fail => "fail",
+        }
+    }
+}
+
+/// One thing that was checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyCheck {
+    /// What.
+    pub name: String,
+    /// How it ended.
+    pub status: CheckStatus,
+    /// What was looked at, or how much is wrong, or why it was left out.
+    pub detail: String,
+}
+
+/// How a check ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckStatus {
+    /// Nothing is wrong; there may be warnings.
+    Pass,
+    /// At least one error.
+    Fail,
+    /// There was nothing to check, or it could not be checked.
+    Skipped,
+}
+
+impl CheckStatus {
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            CheckStatus::Pass => "pass",
+            CheckStatus::Fail => "fail",
+            CheckStatus::Skipped => "skipped",
+        }
+    }
+}
+
+/// The tokens of one reference on one device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyTokens {
+    /// File and place of the reference, or the backend that was compared with.
+    pub reference: String,
+    /// Device that computed.
+    pub device: String,
+    /// `exact` or `fast`.
+    pub mode: String,
+    /// Predictions with the reference's own text before them; null where the reference has none.
+    pub teacher_forced: Option<VerifyTeacherForced>,
+    /// Predictions with the model's own text before them; null where the reference is not the model's own text.
+    pub greedy: Option<VerifyGreedy>,
+    /// Largest difference of a log-probability; null where the reference has none.
+    pub max_abs_logprob_diff: Option<f64>,
+    /// Drafts of the MTP head; null without one.
+    pub mtp: Option<VerifyDrafts>,
+    /// What a GPU did; null for a CPU.
+    pub gpu: Option<VerifyGpu>,
+}
+
+/// Predictions of a model and of its source along the same texts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyAgreement {
+    /// Equal best tokens.
+    pub matched: u64,
+    /// All.
+    pub total: u64,
+    /// Mean difference of the log-probabilities of the texts' tokens.
+    pub mean_abs_logprob_diff: Option<f64>,
+}
+
+/// Teacher-forced predictions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyTeacherForced {
+    /// Equal to the reference.
+    pub matched: u64,
+    /// Another token of nearly the same logit.
+    pub near_tie: u64,
+    /// All.
+    pub total: u64,
+}
+
+/// Greedy predictions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyGreedy {
+    /// Equal to the reference.
+    pub matched: u64,
+    /// All.
+    pub total: u64,
+}
+
+/// Drafts of the MTP head.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyDrafts {
+    /// Equal to the reference's drafts.
+    pub matched: u64,
+    /// Drafts of the reference.
+    pub total: u64,
+    /// Drafts made while generating.
+    pub proposed: u64,
+    /// Of these, accepted.
+    pub accepted: u64,
+}
+
+/// What a GPU did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyGpu {
+    /// Kernels that ran.
+    pub dispatches: u64,
+    /// Operations that ran on the CPU instead.
+    pub fallbacks: u64,
+}
+
+/// Either document of `verify --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(title = "coliconv verify --json")]
+pub enum VerifyDocument {
+    /// It ran.
+    Report(VerifyReport),
+    /// It could not run.
+    Refusal(Refusal),
+}

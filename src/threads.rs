@@ -1,0 +1,14 @@
+//! A pool of threads of a size that the user chose.
+
+use std::path::Path;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::error::{Fault, Result};
+use crate::limits;
+
+/// A pool of so many threads; at most [`limits::MAX_THREADS`], 0 for one per core. `path` is what they will work on, for messages.
+pub fn pool(threads: usize, path: &Path) -> Result<ThreadPool> {
+    let built = ThreadPoolBuilder::new().num_threads(threads.min(limits::MAX_THREADS)).build();
+    built.map_err(|e| Fault::io("start threads", path, std::io::Error::other(e)))
+}

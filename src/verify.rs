@@ -1,0 +1,221 @@
+//! Whether a model is whole, undamaged, and made from its source.
+//!
+//! Levels are cumulative: *structure* is everything that headers, index, config, stamps and manifest say; *payload* is
+//! every stored byte; *weights* is every weight against the checkpoint that it was made from. What is wrong is data, not
+//! an error: the report lists all of it, each finding under the check that it makes fail. Only what cannot be verified at
+//! all is refused.
+
+mod checkpoint;
+mod payload;
+mod structure;
+mod tokens;
+mod weights;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::checkpoint::Checkpoint;
+use crate::container::reader::{Container, Found, Survey};
+use crate::error::{Fault, FaultKind, Faults, Place, Severity};
+use crate::progress::Progress;
+use crate::report::{CheckStatus, Finding, Verdict, VerifyCheck, VerifyReport};
+use crate::threads;
+use crate::weights::{ModelKind, Weights};
+use weights::Opened;
+
+pub use tokens::TokenOptions;
+
+/// How far to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Headers, index, census, counts, stamps, config.
+    Structure,
+    /// Checksums, scales, codes.
+    Payload,
+    /// Every weight against its source.
+    Weights,
+    /// What the model computes.
+    Tokens,
+}
+
+impl Level {
+    /// The word on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Structure => "structure",
+            Level::Payload => "payload",
+            Level::Weights => "weights",
+            Level::Tokens => "tokens",
+        }
+    }
+}
+
+/// What a user asks for.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How far to go.
+    pub level: Level,
+    /// The checkpoint that a container was made from.
+    pub source: Option<PathBuf>,
+    /// Threads; 0 for one per core.
+    pub threads: usize,
+    /// What is compared at the level tokens.
+    pub tokens: TokenOptions,
+}
+
+/// Verifies a container or a checkpoint.
+pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result<VerifyReport, Faults> {
+    let started = Instant::now();
+    let kind = ModelKind::of(path)?;
+    check_options(path, kind, options)?;
+    let prepared = (options.level == Level::Tokens).then(|| tokens::prepare(path, &options.tokens)).transpose()?;
+    let pool = threads::pool(options.threads, path)?;
+    let Levels { mut stages, source, model } = match kind {
+        ModelKind::Checkpoint => checkpoint::levels(path, options, &pool, progress)?,
+        ModelKind::Container => container(path, options, &pool, progress)?,
+    };
+    let mut computed = tokens::Outcome::default();
+    if let Some(prepared) = prepared {
+        match &model {
+            Some(model) => {
+                let source = source.as_ref().map(|(_, source)| source as &dyn Weights);
+                computed = pool.install(|| tokens::run(&**model, source, prepared, &options.tokens, progress))?;
+            }
+            None => computed.stage.skip("tokens", "the structure is not sound"),
+        }
+    }
+    stages.push(computed.stage);
+    let mut report = VerifyReport {
+        path: path.to_string_lossy().into_owned(),
+        kind: kind.name().to_owned(),
+        level: options.level.name().to_owned(),
+        source: source.map(|(path, _)| path.to_string_lossy().into_owned()),
+        verdict: Verdict::Pass,
+        checks: Vec::new(),
+        tokens: computed.tokens,
+        source_agreement: computed.agreement,
+        findings: Vec::new(),
+        bytes_read: stages.iter().map(|stage| stage.bytes_read).sum(),
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    for stage in stages {
+        report.checks.extend(stage.checks);
+        report.findings.extend(stage.findings.iter().map(|(severity, fault)| Finding::new(*severity, fault)));
+    }
+    let failed = report.checks.iter().any(|check| check.status == CheckStatus::Fail);
+    report.verdict = if failed { Verdict::Fail } else { Verdict::Pass };
+    Ok(report)
+}
+
+/// Refuses what the options cannot mean together.
+fn check_options(path: &Path, kind: ModelKind, options: &Options) -> Result<(), Fault> {
+    let level = options.level.name();
+    let refuse = |kind| Err(Fault::new(Place::file(path), kind));
+    let asked = &options.tokens;
+    let token_flags = [
+        (!asked.references.is_empty(), "--reference"),
+        (!asked.devices.is_empty(), "--device"),
+        (asked.write_reference.is_some(), "--write-reference"),
+    ];
+    if let Some(&(_, flag)) = token_flags.iter().find(|(given, _)| *given && options.level < Level::Tokens) {
+        return Err(Fault::new(Place::default(), FaultKind::FlagUnused { flag, level }));
+    }
+    match (options.level, &options.source) {
+        (Level::Weights, _) if kind == ModelKind::Checkpoint => refuse(FaultKind::LevelOfContainers { level }),
+        (Level::Tokens, Some(_)) if kind == ModelKind::Checkpoint => Err(Fault::new(
+            Place::default(),
+            FaultKind::FlagUnused { flag: "--source", level: "tokens of a checkpoint" },
+        )),
+        (Level::Weights, None) => refuse(FaultKind::SourceNeeded { level }),
+        (Level::Structure | Level::Payload, Some(_)) => {
+            Err(Fault::new(Place::default(), FaultKind::FlagUnused { flag: "--source", level }))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the levels below tokens found, and what they leave for it.
+struct Levels<'a> {
+    stages: Vec<Stage>,
+    /// The source that the weights were compared with.
+    source: Option<(&'a Path, Checkpoint)>,
+    /// The model, if its structure is sound.
+    model: Option<Box<dyn Weights>>,
+}
+
+/// The levels of a container.
+fn container<'a>(
+    path: &Path,
+    options: &'a Options,
+    pool: &rayon::ThreadPool,
+    progress: &dyn Progress,
+) -> Result<Levels<'a>, Faults> {
+    let mut survey = Survey::read(path)?;
+    let mut stages = vec![structure::of_container(&mut survey)];
+    // A wrong source is refused now, not after hours of checksums.
+    let source = options.source.as_deref().filter(|_| options.level >= Level::Weights);
+    let sound = stages[0].checks.iter().all(|check| check.status != CheckStatus::Fail);
+    let opened: Option<Opened> = source.map(|source| weights::open_source(&survey, source, sound)).transpose()?;
+    if options.level >= Level::Payload {
+        stages.push(pool.install(|| payload::of_container(&survey, progress)));
+    }
+    let mut compared = None;
+    match opened {
+        Some(Opened::Comparable(checkpoint)) => {
+            stages.push(pool.install(|| weights::against(&survey, &checkpoint, progress)));
+            compared = source.map(|path| (path, *checkpoint));
+        }
+        Some(Opened::OtherShapes) => stages.push(weights::skipped("names or shapes are not those of the source")),
+        None if options.level >= Level::Weights => stages.push(weights::skipped("no --source")),
+        None => {}
+    }
+    let model = if sound { Some(Box::new(Container::from_survey(survey)?) as Box<dyn Weights>) } else { None };
+    Ok(Levels { stages, source: compared, model })
+}
+
+/// What one level found.
+#[derive(Debug, Default)]
+struct Stage {
+    checks: Vec<VerifyCheck>,
+    findings: Vec<Found>,
+    bytes_read: u64,
+}
+
+impl Stage {
+    /// Adds a check that ended with these findings; without an error it passed, and `looked_at` says what.
+    fn check(&mut self, name: &str, findings: Vec<Found>, looked_at: &str) {
+        let count = |severity| findings.iter().filter(|(found, _)| *found == severity).count();
+        let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+        let mut parts = Vec::new();
+        if errors > 0 {
+            parts.push(counted(errors, "error"));
+        } else {
+            parts.push(looked_at.to_owned());
+        }
+        if warnings > 0 {
+            parts.push(counted(warnings, "warning"));
+        }
+        let status = if errors > 0 { CheckStatus::Fail } else { CheckStatus::Pass };
+        self.checks.push(VerifyCheck { name: name.to_owned(), status, detail: parts.join("; ") });
+        self.findings.extend(findings);
+    }
+
+    /// Adds a check that had nothing to look at, unless it found something all the same.
+    fn check_or_skip(&mut self, name: &str, findings: Vec<Found>, looked_at: Result<String, &str>) {
+        match looked_at {
+            Err(why) if findings.is_empty() => self.skip(name, why),
+            Err(why) => self.check(name, findings, why),
+            Ok(looked_at) => self.check(name, findings, &looked_at),
+        }
+    }
+
+    fn skip(&mut self, name: &str, why: &str) {
+        let (name, detail) = (name.to_owned(), why.to_owned());
+        self.checks.push(VerifyCheck { name, status: CheckStatus::Skipped, detail });
+    }
+}
+
+/// `1 error`, `2 errors`
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
