@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{CONFIG_FILE, Config};
+use crate::config::{CONFIG_FILE, Config, stop_ids};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::header::{Header, StoredTensor};
 use crate::io::SourceFile;
@@ -93,6 +93,7 @@ impl Checkpoint {
         }
         let config = Config::read(directory)?;
         check::quantization(&config, &directory.join(CONFIG_FILE))?;
+        stop_ids(directory, &config)?;
         let census = Census::of(&config);
         let index = Index::read(directory, &weight_files)?;
         let mut checkpoint = Checkpoint {

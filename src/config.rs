@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::read_small;
-use crate::json::Object;
+use crate::json::repeated_key;
 use crate::limits;
 
 /// Name of the file.
@@ -88,6 +88,9 @@ impl Config {
     /// Reads config.json of a directory.
     pub fn read(directory: &Path) -> Result<Config, Faults> {
         let path = directory.join(CONFIG_FILE);
+        if !path.exists() {
+            return Err(Fault::new(Place::file(path), FaultKind::ConfigAbsent).into());
+        }
         let bytes = read_small(&path, limits::MAX_CONFIG_BYTES)?;
         Config::parse(&path, &bytes)
     }
@@ -139,10 +142,7 @@ pub fn stop_ids(directory: &Path, config: &Config) -> Result<Vec<u64>, Faults> {
     let path = directory.join(GENERATION_CONFIG_FILE);
     let mut ids = config.eos_token_id.clone();
     if path.exists() {
-        let object = parse_object(&path, &read_small(&path, limits::MAX_CONFIG_BYTES)?)?;
-        let mut keys = Keys { path: &path, object: &object, faults: Vec::new(), silent: Vec::new() };
-        ids.extend(keys.ids("eos_token_id"));
-        Faults::check(keys.faults)?;
+        ids.extend(generation_stop_ids(&path, &read_small(&path, limits::MAX_CONFIG_BYTES)?)?);
     }
     let mut seen = std::collections::HashSet::new();
     ids.retain(|&id| seen.insert(id));
@@ -153,20 +153,30 @@ pub fn stop_ids(directory: &Path, config: &Config) -> Result<Vec<u64>, Faults> {
     if let Some(&id) = ids.iter().find(|&&id| id >= config.vocab_size) {
         let expected = format!("ids below vocab_size {}", config.vocab_size);
         let kind = FaultKind::ConfigValue { key: "eos_token_id", expected, found: id.to_string() };
-        return Err(Fault::new(Place::file(directory.join(CONFIG_FILE)), kind).into());
+        let path = if config.eos_token_id.contains(&id) { directory.join(CONFIG_FILE) } else { path };
+        return Err(Fault::new(Place::file(path), kind).into());
     }
     Ok(ids)
 }
 
-/// A JSON object without repeated keys at its top.
+/// The stop ids in the text of a generation_config.json; `path` is for messages only.
+pub fn generation_stop_ids(path: &Path, bytes: &[u8]) -> Result<Vec<u64>, Faults> {
+    let object = parse_object(path, bytes)?;
+    let mut keys = Keys { path, object: &object, faults: Vec::new(), silent: Vec::new() };
+    let ids = keys.ids("eos_token_id");
+    Faults::check(keys.faults)?;
+    Ok(ids)
+}
+
+/// A JSON object without repeated keys, however deep.
 pub fn parse_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, Fault> {
     let syntax = |message: String| Fault::new(Place::file(path), FaultKind::JsonSyntax { message });
     let text = std::str::from_utf8(bytes).map_err(|e| syntax(e.to_string()))?;
-    let object = Object::parse(text).map_err(|e| syntax(e.to_string()))?;
-    if let Some(key) = object.duplicates().first() {
-        return Err(syntax(format!("`{}` appears twice", crate::error::escaped(key))));
+    let object = serde_json::from_str(text).map_err(|e| syntax(e.to_string()))?;
+    match repeated_key(text) {
+        None => Ok(object),
+        Some(key) => Err(syntax(format!("`{}` appears twice", crate::error::escaped(&key)))),
     }
-    serde_json::from_str(text).map_err(|e| syntax(e.to_string()))
 }
 
 /// Reads keys of an object, collecting what is wrong with them.

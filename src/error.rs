@@ -180,6 +180,12 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
+/// Whether a character is a control character or a mark that reorders or hides text, which is as dangerous on a terminal.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// Text from a file, made safe to print: control and formatting characters escaped, very long text cut.
 pub fn escaped(text: &str) -> impl fmt::Display + '_ {
     Escaped { text, most: limits::MAX_PRINTED_NAME }
@@ -188,6 +194,11 @@ pub fn escaped(text: &str) -> impl fmt::Display + '_ {
 /// Text that must not be cut, for one a path, made safe to print.
 pub fn escaped_whole(text: &str) -> impl fmt::Display + '_ {
     Escaped { text, most: usize::MAX }
+}
+
+/// What another crate says of text from a file, made safe to print: it may quote the text as it is, all of it.
+pub(crate) fn escaped_message(text: &str) -> impl fmt::Display + '_ {
+    Escaped { text, most: limits::MAX_PRINTED_MESSAGE }
 }
 
 struct Escaped<'a> {
@@ -202,10 +213,7 @@ impl fmt::Display for Escaped<'_> {
             if i == self.most {
                 return write!(f, "… ({} bytes)", self.text.len());
             }
-            // Marks that reorder or hide text are as dangerous on a terminal as control characters.
-            let hidden =
-                matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-            if c.is_control() || hidden {
+            if is_unprintable(c) {
                 write!(f, "{}", c.escape_default())?;
             } else {
                 f.write_char(c)?;
@@ -249,7 +257,7 @@ mod tests {
 
     #[test]
     fn many_faults_are_counted() {
-        let fault = || Fault::new(Place::file("x"), FaultKind::HeaderNotObject);
+        let fault = || Fault::new(Place::file("x"), FaultKind::HeaderNotUtf8);
         let faults = Faults::check((0..25).map(|_| fault()).collect()).unwrap_err();
         let text = faults.to_string();
         assert_eq!(text.lines().count(), 21);

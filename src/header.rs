@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use byteorder::{ByteOrder, LittleEndian};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, is_unprintable};
 use crate::io::SourceFile;
 use crate::json::Object;
 use crate::limits;
@@ -43,7 +44,11 @@ pub struct Header {
     file_bytes: u64,
     sha256: [u8; 32],
     misaligned: Option<usize>,
+    unprintable: Vec<usize>,
 }
+
+/// What a Git LFS pointer begins with, where a header's length should be.
+const GIT_LFS: &[u8; 8] = b"version ";
 
 impl Header {
     /// Reads and validates the header of an open file; limits are checked before anything is allocated.
@@ -56,6 +61,9 @@ impl Header {
         }
         let mut length = [0; 8];
         file.read_at(&mut length, 0)?;
+        if length == *GIT_LFS {
+            return fail(FaultKind::GitLfsPointer);
+        }
         let length = u64::from_le_bytes(length);
         if length > limits::MAX_HEADER_BYTES {
             return fail(FaultKind::HeaderTooLarge { found: length, limit: limits::MAX_HEADER_BYTES });
@@ -71,11 +79,11 @@ impl Header {
     /// Validates the text of a header (without its length) of a file of `file_bytes`; `path` is for messages only.
     pub fn parse(path: &Path, text: &[u8], file_bytes: u64) -> Result<Header, Faults> {
         let members = members(path, text)?;
-        let mut faults: Vec<Fault> = members
-            .duplicates()
-            .into_iter()
-            .map(|name| Fault::new(Place::tensor(path, name), FaultKind::DuplicateInHeader))
-            .collect();
+        let twice = |name| match name {
+            METADATA => Fault::new(Place::file(path), FaultKind::MetadataTwice),
+            name => Fault::new(Place::tensor(path, name), FaultKind::DuplicateInHeader),
+        };
+        let mut faults: Vec<Fault> = members.duplicates().into_iter().map(twice).collect();
         let data_start = 8 + text.len() as u64;
         let data_bytes = file_bytes.saturating_sub(data_start);
         let mut tensors = Vec::with_capacity(members.0.len());
@@ -83,8 +91,8 @@ impl Header {
         for (name, value) in &members.0 {
             if name == METADATA {
                 match strings(value.get()) {
-                    Some(strings) => metadata = Some(strings),
-                    None => faults.push(Fault::new(Place::file(path), FaultKind::MetadataNotStrings)),
+                    Ok(strings) => metadata = Some(strings),
+                    Err(kind) => faults.push(Fault::new(Place::file(path), kind)),
                 }
                 continue;
             }
@@ -98,9 +106,12 @@ impl Header {
             check_cover(path, &tensors, data_start, data_bytes, &mut faults);
         }
         Faults::check(faults)?;
-        let misaligned = tensors.iter().position(|t| !t.offset.is_multiple_of(t.dtype.bits().div_ceil(8)));
+        let misaligned =
+            tensors.iter().position(|t| t.bytes > 0 && !t.offset.is_multiple_of(t.dtype.bits().div_ceil(8)));
+        let unprintable = |t: &StoredTensor| t.name.as_str().chars().any(is_unprintable);
+        let unprintable = (0..tensors.len()).filter(|&t| unprintable(&tensors[t])).collect();
         let sha256 = Sha256::digest(text).into();
-        Ok(Header { tensors, metadata, file_bytes, sha256, misaligned })
+        Ok(Header { tensors, metadata, file_bytes, sha256, misaligned, unprintable })
     }
 
     /// The tensors in the order of their data.
@@ -129,6 +140,13 @@ impl Header {
         let kind = FaultKind::Misaligned { dtype: *dtype, offset: *offset, alignment: dtype.bits().div_ceil(8) };
         Some(Fault::new(Place::tensor(path, name.clone()).at(*offset), kind))
     }
+
+    /// Names that are read and must be escaped to be shown.
+    pub fn odd_names(&self, path: &Path) -> Vec<Fault> {
+        let fault =
+            |&t: &usize| Fault::new(Place::tensor(path, self.tensors[t].name.clone()), FaultKind::NameUnprintable);
+        self.unprintable.iter().map(fault).collect()
+    }
 }
 
 /// The object of the header's text: UTF-8, `{` first, spaces only behind it.
@@ -137,7 +155,7 @@ fn members<'a>(path: &Path, text: &'a [u8]) -> Result<Object<'a>> {
     let text = std::str::from_utf8(text)
         .map_err(|e| Fault::new(Place::file(path).at(8 + e.valid_up_to() as u64), FaultKind::HeaderNotUtf8))?;
     if !text.starts_with('{') {
-        return Err(fail(FaultKind::HeaderNotObject));
+        return Err(fail(FaultKind::HeaderNotObject { found: text.chars().next() }));
     }
     let end = text.trim_end_matches(' ').len();
     if let Some(&found @ (0..=b' ' | 0x7f)) = text.as_bytes()[..end].last() {
@@ -153,12 +171,17 @@ fn members<'a>(path: &Path, text: &'a [u8]) -> Result<Object<'a>> {
 }
 
 /// An object of strings without duplicate keys.
-fn strings(text: &str) -> Option<BTreeMap<String, String>> {
-    let object = Object::parse(text).ok()?;
-    if !object.duplicates().is_empty() {
-        return None;
+fn strings(text: &str) -> Result<BTreeMap<String, String>, FaultKind> {
+    let object =
+        Object::parse(text).map_err(|_| FaultKind::MetadataNotStrings { key: None, found: text.to_owned() })?;
+    if let Some(key) = object.duplicates().first() {
+        return Err(FaultKind::MetadataKeyTwice { key: (*key).to_owned() });
     }
-    object.0.into_iter().map(|(key, value)| Some((key, serde_json::from_str(value.get()).ok()?))).collect()
+    let string = |(key, value): (String, &serde_json::value::RawValue)| match serde_json::from_str(value.get()) {
+        Ok(string) => Ok((key, string)),
+        Err(_) => Err(FaultKind::MetadataNotStrings { key: Some(key), found: value.get().to_owned() }),
+    };
+    object.0.into_iter().map(string).collect()
 }
 
 /// One entry: `{"dtype": …, "shape": […], "data_offsets": [begin, end]}`.
@@ -166,20 +189,21 @@ fn entry(name: &str, text: &str, data_start: u64) -> Result<StoredTensor, FaultK
     if name.is_empty() || name.len() > limits::MAX_NAME_BYTES {
         return Err(FaultKind::NameLength { found: name.len(), limit: limits::MAX_NAME_BYTES });
     }
-    let syntax = |message: serde_json::Error| FaultKind::EntrySyntax { message: message.to_string() };
-    let object = Object::parse(text).map_err(syntax)?;
+    let object = Object::parse(text).map_err(|e| FaultKind::EntrySyntax { message: e.to_string() })?;
     if let Some(key) = object.duplicates().first() {
         return Err(FaultKind::EntryKeyTwice { key: (*key).to_owned() });
     }
-    let get = |key: &'static str| object.get(key).map(|v| v.get()).ok_or(FaultKind::EntryKeyMissing { key });
-    let dtype: String = serde_json::from_str(get("dtype")?).map_err(syntax)?;
+    if let Some((key, _)) = object.0.iter().find(|(key, _)| !matches!(&**key, "dtype" | "shape" | "data_offsets")) {
+        return Err(FaultKind::EntryKeyUnknown { key: key.clone() });
+    }
+    let dtype: String = member(&object, "dtype")?;
     let dtype = Dtype::parse(&dtype).ok_or(FaultKind::UnknownDtype { found: dtype })?;
-    let dims: Vec<u64> = serde_json::from_str(get("shape")?).map_err(syntax)?;
+    let dims: Vec<u64> = member(&object, "shape")?;
     if dims.len() > limits::MAX_RANK {
         return Err(FaultKind::RankTooLarge { found: dims.len(), limit: limits::MAX_RANK });
     }
     let shape = Shape::from(dims);
-    let [begin, end]: [u64; 2] = serde_json::from_str(get("data_offsets")?).map_err(syntax)?;
+    let [begin, end]: [u64; 2] = member(&object, "data_offsets")?;
     let Some(expected) = shape.bytes(dtype) else {
         return Err(FaultKind::SizeOverflow { dtype, shape });
     };
@@ -192,6 +216,12 @@ fn entry(name: &str, text: &str, data_start: u64) -> Result<StoredTensor, FaultK
     let offset = data_start.checked_add(begin).filter(|offset| offset.checked_add(expected).is_some());
     let offset = offset.ok_or(FaultKind::OffsetsOverflow { begin, end })?;
     Ok(StoredTensor { name: name.into(), dtype, shape, offset, bytes: expected })
+}
+
+/// A member of an entry.
+fn member<'a, T: Deserialize<'a>>(entry: &Object<'a>, key: &'static str) -> Result<T, FaultKind> {
+    let value = entry.get(key).ok_or(FaultKind::EntryKeyMissing { key })?.get();
+    serde_json::from_str(value).map_err(|e| FaultKind::EntrySyntax { message: format!("`{key}`: {e}") })
 }
 
 /// Every byte of the data belongs to exactly one tensor. Offsets in messages count from the start of the data.
@@ -214,8 +244,14 @@ fn check_cover(path: &Path, tensors: &[StoredTensor], data_start: u64, data_byte
             last = Some(tensor);
         }
     }
+    for tensor in tensors.iter().filter(|t| t.bytes == 0 && t.offset > file_bytes.max(covered)) {
+        let begin = tensor.offset - data_start;
+        let kind = FaultKind::OffsetsOutside { begin, end: begin, data_bytes };
+        faults.push(Fault::new(Place::tensor(path, tensor.name.clone()), kind));
+    }
     if covered > file_bytes {
-        let cut: Vec<&StoredTensor> = tensors.iter().filter(|t| t.offset + t.bytes > file_bytes).collect();
+        let cut: Vec<&StoredTensor> =
+            tensors.iter().filter(|t| t.bytes > 0 && t.offset + t.bytes > file_bytes).collect();
         let kind = FaultKind::DataTruncated { expected: covered, found: file_bytes, tensors: cut.len() };
         faults.push(Fault::new(Place::tensor(path, cut[0].name.clone()).at(cut[0].offset), kind));
     } else if covered < file_bytes {

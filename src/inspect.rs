@@ -333,6 +333,7 @@ fn file(path: &Path, selection: &Selection) -> Result<InspectReport, Faults> {
     };
     report.files[0].tensors = Some(header.tensors().len() as u64);
     report.findings = header.misaligned(path).iter().map(|fault| Finding::new(Severity::Note, fault)).collect();
+    report.findings.extend(header.odd_names(path).iter().map(|fault| Finding::new(Severity::Warning, fault)));
     // Beside its config a file of a container shows as it does in the container, without what only the whole can tell.
     if header.tensors().iter().any(|t| t.name.as_str().ends_with(".qs")) && directory.join(CONFIG_FILE).exists() {
         let survey = Survey::read(directory)?;

@@ -1,10 +1,13 @@
 //! JSON objects read with every member kept, so that duplicates are seen and values can be passed on byte for byte.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
+
+use crate::error::escaped;
 
 /// The members of a JSON object in the order in which they stand, duplicates included; values are still text.
 #[derive(Debug)]
@@ -46,6 +49,65 @@ impl<'a> Object<'a> {
         };
         format!("{}{}", &text[..begin], &text[end..])
     }
+}
+
+/// Deepest nesting in which [`repeated_key`] looks: as deep as serde_json reads values.
+const DEPTH: usize = 128;
+
+/// The first key that an object repeats, with the keys that lead to it: `rope_parameters.rope_theta`.
+pub fn repeated_key(text: &str) -> Option<String> {
+    repeated_within(text, DEPTH)
+}
+
+fn repeated_within(text: &str, depth: usize) -> Option<String> {
+    let depth = depth.checked_sub(1)?;
+    match text.trim_start().as_bytes().first()? {
+        b'{' => {
+            let object = Object::parse(text).ok()?;
+            if let Some(key) = object.duplicates().first() {
+                return Some((*key).to_owned());
+            }
+            let inner =
+                |(key, value): &(String, &RawValue)| Some(format!("{key}.{}", repeated_within(value.get(), depth)?));
+            object.0.iter().find_map(inner)
+        }
+        b'[' => {
+            let values: Vec<&RawValue> = serde_json::from_str(text).ok()?;
+            values.iter().find_map(|value| repeated_within(value.get(), depth))
+        }
+        _ => None,
+    }
+}
+
+/// For `deserialize_with`: a map whose keys do not repeat. A plain `BTreeMap` keeps the last of several values silently.
+pub fn unique_map<'de, D, K, V>(deserializer: D) -> Result<BTreeMap<K, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    K: Deserialize<'de> + Ord + fmt::Display,
+    V: Deserialize<'de>,
+{
+    struct Members<K, V>(PhantomData<(K, V)>);
+    impl<'de, K, V> Visitor<'de> for Members<K, V>
+    where
+        K: Deserialize<'de> + Ord + fmt::Display,
+        V: Deserialize<'de>,
+    {
+        type Value = BTreeMap<K, V>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut members = BTreeMap::new();
+            while let Some((key, value)) = map.next_entry::<K, V>()? {
+                if members.contains_key(&key) {
+                    return Err(A::Error::custom(format!("`{}` appears twice", escaped(&key.to_string()))));
+                }
+                members.insert(key, value);
+            }
+            Ok(members)
+        }
+    }
+    deserializer.deserialize_map(Members(PhantomData))
 }
 
 impl<'de> Deserialize<'de> for Object<'de> {
@@ -92,6 +154,17 @@ mod tests {
         for (text, without) in cases {
             assert_eq!(Object::parse(text).unwrap().text_without(text, "q"), without, "{text}");
         }
+    }
+
+    #[test]
+    fn repeated_keys_are_found_at_any_depth() {
+        assert_eq!(repeated_key(r#"{"a": {"b": [1, {"c": 1, "\u0063": 2}]}}"#).unwrap(), "a.b.c");
+        assert_eq!(repeated_key(r#"[{"a": 1}, {"a": 1}, {"a": {"b": 1}, "b": 1}]"#), None);
+        assert_eq!(repeated_key("7"), None);
+        assert_eq!(repeated_key(&"[".repeat(100_000)), None);
+        let map = |text: &str| unique_map::<_, String, u8>(&mut serde_json::Deserializer::from_str(text));
+        assert_eq!(map(r#"{"b": 2, "a": 1}"#).unwrap().len(), 2);
+        assert!(map(r#"{"a": 1, "a": 1}"#).unwrap_err().to_string().starts_with("`a` appears twice"));
     }
 
     #[test]

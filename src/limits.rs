@@ -52,6 +52,8 @@ pub const BLOCK_SOURCE_BYTES: u64 = 2 << 20;
 pub const HASH_READ_BYTES: usize = 4 << 20;
 /// Longest line that is written to a terminal for one name before it is cut.
 pub const MAX_PRINTED_NAME: usize = 160;
+/// Longest message of another crate that is written to a terminal before it is cut.
+pub const MAX_PRINTED_MESSAGE: usize = 4096;
 /// Elements that one task of a comparison works on; at least one row. Results depend on it in their last digits.
 pub const DIFF_BLOCK_ELEMENTS: u64 = 1 << 19;
 /// Bytes of each side that one task compares.

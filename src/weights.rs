@@ -13,7 +13,7 @@ use crate::dequantize::{ScaleDtype, SourceDtype};
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::format::Format;
 use crate::quantize::Decoder;
-use crate::tensor::Shape;
+use crate::tensor::{Shape, TensorName};
 
 pub use model::{Model, ModelKind, Stored};
 
@@ -102,7 +102,7 @@ impl<'a> SourceRows<'a> {
         let bytes = count * self.row_bytes();
         buffer.0.resize(bytes as usize, 0);
         let offset = self.tensor.stored.offset + first * self.row_bytes();
-        self.tensor.shard.file.read_at(&mut buffer.0, offset).map_err(|fault| self.name(fault))
+        self.tensor.shard.file.read_at(&mut buffer.0, offset).map_err(|fault| named(fault, &self.tensor.stored.name))
     }
 
     /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` `[columns]`.
@@ -118,10 +118,11 @@ impl<'a> SourceRows<'a> {
     pub fn place(&self) -> Place {
         Place::tensor(self.tensor.shard.file.path(), self.tensor.stored.name.clone())
     }
+}
 
-    fn name(&self, fault: Fault) -> Fault {
-        Fault { place: Place { tensor: Some(self.tensor.stored.name.clone()), ..fault.place }, kind: fault.kind }
-    }
+/// A fault of reading a file, with the tensor that was being read.
+fn named(fault: Fault, tensor: &TensorName) -> Fault {
+    Fault { place: Place { tensor: Some(tensor.clone()), ..fault.place }, kind: fault.kind }
 }
 
 /// The scale grid of an FP8 weight, row after row.
@@ -129,7 +130,7 @@ pub fn read_scales(tensor: &SourceTensor<'_>) -> Result<Vec<f32>> {
     let (shard, stored) = tensor.scales.expect("checked when the checkpoint was opened");
     let dtype = ScaleDtype::from_dtype(stored.dtype).expect("checked when the checkpoint was opened");
     let mut bytes = vec![0; stored.bytes as usize];
-    shard.file.read_at(&mut bytes, stored.offset)?;
+    shard.file.read_at(&mut bytes, stored.offset).map_err(|fault| named(fault, &stored.name))?;
     let mut scales = Vec::with_capacity(bytes.len() / dtype.bytes());
     dtype.decode(&bytes, &mut scales);
     Ok(scales)
@@ -207,6 +208,11 @@ impl<'a> ContainerRows<'a> {
             return Err(Fault::new(place(), FaultKind::FormatUnknown));
         };
         let decoder = Decoder::new(format).ok_or_else(|| Fault::new(place(), FaultKind::NotDecoded { format }))?;
+        // Rows are found by the shape that config.json gives: a tensor of another shape ends elsewhere.
+        if format == Format::F32 && weight.codes.shape != shape {
+            let found = weight.codes.shape.clone();
+            return Err(Fault::new(place(), FaultKind::ShapeMismatch { expected: shape, found }));
+        }
         let raw = match format {
             Format::F32 => SourceDtype::from_dtype(found)
                 .ok_or_else(|| Fault::new(place(), FaultKind::StoredDtype { expected: "F32", found }))?,
@@ -250,7 +256,8 @@ impl<'a> ContainerRows<'a> {
     pub fn read(&self, first: u64, count: u64, buffer: &mut StoredRows) -> Result<()> {
         let file = &self.survey.files[self.weight.file].file;
         buffer.codes.resize((count * self.row_bytes()) as usize, 0);
-        file.read_at(&mut buffer.codes, self.weight.codes.offset + first * self.row_bytes())?;
+        let offset = self.weight.codes.offset + first * self.row_bytes();
+        file.read_at(&mut buffer.codes, offset).map_err(|fault| named(fault, &self.weight.codes.name))?;
         buffer.scales.clear();
         let per_row = 4 * self.row_scales();
         if per_row > 0 { self.read_scales(first * per_row, count * per_row, buffer) } else { Ok(()) }
@@ -259,7 +266,8 @@ impl<'a> ContainerRows<'a> {
     fn read_scales(&self, from: u64, bytes: u64, buffer: &mut StoredRows) -> Result<()> {
         let (file, scales) = self.weight.scales.as_ref().expect("a quantized weight has scales");
         buffer.scale_bytes.resize(bytes as usize, 0);
-        self.survey.files[*file].file.read_at(&mut buffer.scale_bytes, scales.offset + from)?;
+        let file = &self.survey.files[*file].file;
+        file.read_at(&mut buffer.scale_bytes, scales.offset + from).map_err(|fault| named(fault, &scales.name))?;
         buffer.scales.resize(bytes as usize / 4, 0.0);
         LittleEndian::read_f32_into(&buffer.scale_bytes, &mut buffer.scales);
         Ok(())

@@ -222,7 +222,7 @@ fn the_editor_reaches_every_inconsistency() {
     assert_eq!(after(|s| s.index_entry("lm_head.weight", "../x.safetensors")), ["index-path"]);
     assert_eq!(after(|s| s.index_entry("x", LAST)), ["tensor-not-in-shard"]);
     assert_eq!(after(|s| s.unindex("lm_head.weight")), ["tensor-not-in-index"]);
-    assert_eq!(after(|s| s.unindex_file(LAST)), [""; 0]);
+    assert_eq!(after(|s| s.unindex_file(LAST)), ["file-not-in-index"]);
     assert_eq!(after(|s| s.total_size(json!(3))), ["total-size"]);
     assert_eq!(after(|s| s.total_size(Value::Null)), ["total-size-missing"]);
     assert_eq!(after(Shards::without_index), ["index-missing"]);

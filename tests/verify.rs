@@ -160,7 +160,7 @@ fn scales_that_are_not_positive_and_finite() {
             let (code, report) = verify(directory.path(), "payload", &[]);
             let bad = report["findings"].as_array().unwrap().iter().find(|f| f["kind"] == "bad-scale").unwrap();
             // Four groups of 64 a row.
-            let message = format!("scale 17 (row 4) is {value}; scales are positive and finite; 1 are not");
+            let message = format!("scale 17 (row 4) is {value}; scales are positive and finite; 1 scale is not");
             assert_eq!(bad["message"], message);
             assert_fails((code, report), "scales", "bad-scale", EXPERT);
         }

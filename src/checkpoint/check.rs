@@ -114,7 +114,12 @@ impl Checkpoint {
                     faults.push(Fault::new(place(), FaultKind::DuplicateInFiles { other }));
                 }
             }
+            if index.is_present() && !indexed {
+                let kind = FaultKind::FileNotInIndex { tensors: shard.header.tensors().len() };
+                self.warnings.push(Fault::new(Place::file(path), kind));
+            }
             self.warnings.extend(shard.header.misaligned(path));
+            self.warnings.extend(shard.header.odd_names(path));
         }
         let opened: HashMap<&str, &Path> = self.shards.iter().map(|s| (s.name.as_str(), s.file.path())).collect();
         for (name, file) in index.entries() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use crate::error::{Fault, FaultKind, Faults, Place};
+use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::read_small;
 use crate::json::Object;
 use crate::limits;
@@ -45,6 +45,9 @@ impl Index {
         let syntax = |message: String| Fault::new(Place::file(path), FaultKind::IndexSyntax { message });
         let text = std::str::from_utf8(bytes).map_err(|e| syntax(e.to_string()))?;
         let object = Object::parse(text).map_err(|e| syntax(e.to_string()))?;
+        if let Some(key) = object.duplicates().first() {
+            return Err(syntax(format!("`{}` appears twice", escaped(key))).into());
+        }
         let map = object.get("weight_map").ok_or_else(|| syntax("`weight_map` is missing".into()))?;
         let map = Object::parse(map.get()).map_err(|e| syntax(format!("`weight_map`: {e}")))?;
         let mut faults: Vec<Fault> = map

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::io::read_small;
+use crate::json::unique_map;
 use crate::limits;
 use crate::recipe::Settings;
 use crate::report::Finding;
@@ -35,6 +36,7 @@ pub struct Manifest {
     /// The settings as given, those of the main pass first.
     pub recipe: Settings,
     /// For each pass that was converted, what decided its bytes.
+    #[serde(deserialize_with = "unique_map")]
     pub passes: BTreeMap<String, BTreeMap<String, String>>,
     /// The files of the source.
     pub source: Vec<SourceIdentity>,
@@ -43,6 +45,7 @@ pub struct Manifest {
     /// The other files, but for this one.
     pub small_files: Vec<FileRecord>,
     /// The weights, by name.
+    #[serde(deserialize_with = "unique_map")]
     pub tensors: BTreeMap<TensorName, TensorRecord>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::manifest::{FileRecord, SourceIdentity, json_text, parse_versioned};
 use crate::error::{Fault, Result};
 use crate::io::{read_small, write_whole};
+use crate::json::unique_map;
 use crate::limits;
 use crate::report::{Finding, Severity};
 
@@ -26,6 +27,7 @@ pub struct Progress {
     /// Whether the container has neither stamps nor index nor manifest.
     pub bare: bool,
     /// For each pass that was begun, what decides its bytes.
+    #[serde(deserialize_with = "unique_map")]
     pub passes: BTreeMap<String, BTreeMap<String, String>>,
     /// The files of the source that were read.
     pub source: Vec<SourceIdentity>,
@@ -42,8 +44,12 @@ impl Progress {
         if !path.exists() {
             return Ok(None);
         }
-        let bytes = read_small(&path, limits::MAX_MANIFEST_BYTES)?;
-        parse_versioned(&path, &bytes, PROGRESS_VERSION).map(Some)
+        Progress::parse(&path, &read_small(&path, limits::MAX_MANIFEST_BYTES)?).map(Some)
+    }
+
+    /// Parses the text of a progress file; `path` is for messages only.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Progress> {
+        parse_versioned(path, bytes, PROGRESS_VERSION)
     }
 
     /// Notes a finished file and what was accepted in it.

@@ -6,7 +6,7 @@
 mod declared;
 mod weight;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::manifest::{MANIFEST_FILE, Manifest};
@@ -182,6 +182,8 @@ impl Survey {
                 Ok((header, file)) => {
                     let odd = header.misaligned(&path);
                     self.findings.extend(odd.into_iter().map(|fault| (Severity::Note, fault)));
+                    let odd = header.odd_names(&path);
+                    self.findings.extend(odd.into_iter().map(|fault| (Severity::Warning, fault)));
                     for tensor in header.tensors().iter().filter(|t| !t.dtype.engine_reads()) {
                         let kind = FaultKind::EngineDtype { dtype: tensor.dtype };
                         self.error(Place::tensor(&path, tensor.name.clone()), kind);
@@ -262,7 +264,9 @@ impl Survey {
                 Some(&(f, t)) if self.files[f].name == file => total += self.files[f].header.tensors()[t].bytes,
                 _ if self.unreadable.iter().any(|name| name == file) => {}
                 _ if !path.exists() => *missing.entry(file).or_default() += 1,
-                _ => found.push((Place::tensor(path, name.clone()), FaultKind::TensorNotInShard)),
+                // Told below, where it is.
+                Some(_) => {}
+                None => found.push((Place::tensor(path, name.clone()), FaultKind::TensorNotInShard)),
             }
         }
         for (file, tensors) in missing {
@@ -270,9 +274,13 @@ impl Survey {
         }
         for file in &self.files {
             for tensor in file.header.tensors() {
-                if index.file_of(tensor.name.as_str()).is_none() {
-                    let place = Place::tensor(file.file.path(), tensor.name.clone());
-                    found.push((place, FaultKind::TensorNotInIndex));
+                let place = || Place::tensor(file.file.path(), tensor.name.clone());
+                match index.file_of(tensor.name.as_str()) {
+                    None => found.push((place(), FaultKind::TensorNotInIndex)),
+                    Some(other) if other != file.name => {
+                        found.push((place(), FaultKind::TensorElsewhere { other: other.to_owned() }));
+                    }
+                    Some(_) => {}
                 }
             }
         }
@@ -301,6 +309,7 @@ impl Survey {
     fn read_stamps(&mut self) -> BTreeMap<TensorName, String> {
         let mut all: BTreeMap<TensorName, String> = BTreeMap::new();
         let mut found = Vec::new();
+        let mut conflicting = HashSet::new();
         let mut entries = 0;
         for file in &self.files {
             match stamps::parse(file.file.path(), file.header.metadata()) {
@@ -311,7 +320,8 @@ impl Survey {
                         match all.insert(name.clone(), format.clone()) {
                             Some(one) if one != format => {
                                 let kind = FaultKind::StampConflict { one, other: format };
-                                found.push(Fault::new(Place::tensor(file.file.path(), name), kind));
+                                found.push(Fault::new(Place::tensor(file.file.path(), name.clone()), kind));
+                                conflicting.insert(name);
                             }
                             _ => {}
                         }
@@ -325,6 +335,8 @@ impl Survey {
             found.push(Fault::new(Place::file(&self.directory), kind));
         }
         self.findings.extend(found.into_iter().map(|fault| (Severity::Error, fault)));
+        // Neither of two that disagree says anything about the bytes.
+        all.retain(|name, _| !conflicting.contains(name));
         all
     }
 

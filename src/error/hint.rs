@@ -10,33 +10,42 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::FileShrank { .. } | K::SourceChanged { .. } => "let whatever writes the file finish, then run again".into(),
         K::DanglingLink => "download the file again, or remove the link".into(),
         K::NotFound | K::NotADirectory => "give the directory that holds config.json and the .safetensors files".into(),
+        K::GitLfsPointer => "run `git lfs pull`, or download the file itself".into(),
         K::HeaderTruncated { .. }
         | K::HeaderLength { .. }
         | K::HeaderTooLarge { .. }
         | K::HeaderNotUtf8
-        | K::HeaderNotObject
+        | K::HeaderNotObject { .. }
         | K::HeaderSyntax { .. }
         | K::DataTruncated { .. } => "the file is truncated or is not a safetensors file: download it again".into(),
-        K::TrailingBytes { .. } | K::Gap { .. } | K::Overlap { .. } | K::SpanMismatch { .. } => {
+        kind if is_broken_header(kind) => {
             "the file was written by a broken tool or damaged: download or make it again".into()
         }
+        K::NameUnprintable => "no model has such a name: ask where the file comes from".into(),
         K::DuplicateInFiles { .. } | K::TensorElsewhere { .. } => {
             "remove the file that does not belong to the model".into()
         }
         K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
             "download the file and model.safetensors.index.json again, from the same revision".into()
         }
-        K::IndexMissing { .. } | K::IndexPath { .. } | K::IndexSyntax { .. } | K::DuplicateInIndex => {
+        K::IndexMissing { .. } | K::IndexSyntax { .. } | K::DuplicateInIndex | K::IndexPath { .. } => {
             "download model.safetensors.index.json from the same repository".into()
         }
-        K::TotalSize { .. } => {
-            "the weights are read by their headers, which are consistent; only the index is wrong".into()
+        K::FileNotInIndex { .. } => "remove the file if it does not belong to the model".into(),
+        K::TotalSize { .. } | K::TotalSizeMissing => {
+            "nothing depends on it: the weights are read by their headers".into()
         }
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
+        K::JsonSyntax { .. } => "the file is damaged: take it again from where it came".into(),
+        K::ConfigMissing { key } => format!("take `{key}` from the model's original config.json"),
+        K::ConfigValue { .. } => "take the file from the model's repository".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
         K::NoStopIds => "copy generation_config.json from the model's repository".into(),
-        K::SmallFileMissing { .. } => "copy it from the model's repository".into(),
+        K::SmallFileMissing { .. } | K::ConfigAbsent => "copy it from the model's repository".into(),
+        K::PassAbsent { what: "of the hidden layers" } => {
+            "the model is incomplete: compare the file list with the model's repository".into()
+        }
         K::TensorMissing { .. } | K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => {
             "the model is incomplete: compare the file list with the model's repository".into()
         }
@@ -99,10 +108,29 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::Ambiguous { .. } => "a manifest or a stamp would say which it is".into(),
         K::EngineMisreads { .. } => "convert again with a group size that is read correctly".into(),
+        K::StampSyntax { .. } | K::StampConflict { .. } | K::StampAgainstManifest { .. } => {
+            "convert again: the engine opens no such container".into()
+        }
+        K::EngineLimit { what: "stamps", .. } => "stamp resident tensors only, never routed experts".into(),
+        K::StampIdle { .. } => "nothing depends on it".into(),
         K::StampMismatch { .. } | K::StampUnknown { .. } => "convert again: the engine opens no such container".into(),
         K::StoredDtype { found: crate::tensor::Dtype::F16, .. } => {
             "F16 scales have the byte count of twice the group size and would be misread silently".into()
         }
+        kind if is_broken_manifest(kind) => {
+            "download the manifest again with the files that it belongs to, or convert again".into()
+        }
+        K::StoredDtype { .. } | K::EngineDtype { .. } => {
+            "convert again: codes are U8, their scales F32, everything else F32".into()
+        }
+        K::StoredShape { .. } => "codes and scales are flat: another tool wrote them, or convert again".into(),
+        K::QuantizedScaleMissing { .. } | K::QuantizedScaleOrphan { .. } => {
+            "download the file that holds the other half, or convert again".into()
+        }
+        K::ScalesApart { .. } => "convert again to have them side by side".into(),
+        K::ZeroRows { .. } | K::ZeroColumns { .. } => "see whether they are zero in the source, too".into(),
+        K::UnusualCode { .. } => "another converter wrote it, or the file is damaged: see its checksum".into(),
+        K::Padding { .. } => "convert the tensor again: another tool wrote it, or the file is damaged".into(),
         K::NumberingGap { .. } | K::ManifestFileMissing => "download or convert the missing files".into(),
         K::ManifestFileSize { .. } | K::FileHash { .. } | K::TensorChecksum { .. } => {
             "the file has changed since it was converted: download or convert it again".into()
@@ -141,6 +169,50 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         _ => return None,
     };
     Some(text)
+}
+
+/// What no correct writer of safetensors files writes.
+fn is_broken_header(kind: &FaultKind) -> bool {
+    use FaultKind as K;
+    matches!(
+        kind,
+        K::HeaderPadding { .. }
+            | K::MetadataNotStrings { .. }
+            | K::MetadataTwice
+            | K::MetadataKeyTwice { .. }
+            | K::DuplicateInHeader
+            | K::NameLength { .. }
+            | K::EntryKeyMissing { .. }
+            | K::EntryKeyTwice { .. }
+            | K::EntryKeyUnknown { .. }
+            | K::EntrySyntax { .. }
+            | K::UnknownDtype { .. }
+            | K::RankTooLarge { .. }
+            | K::SizeOverflow { .. }
+            | K::SpanMismatch { .. }
+            | K::OffsetsBackwards { .. }
+            | K::OffsetsOverflow { .. }
+            | K::OffsetsOutside { .. }
+            | K::TrailingBytes { .. }
+            | K::Gap { .. }
+            | K::Overlap { .. }
+    )
+}
+
+/// A manifest that is damaged or of other files.
+fn is_broken_manifest(kind: &FaultKind) -> bool {
+    use FaultKind as K;
+    matches!(
+        kind,
+        K::ManifestPath { .. }
+            | K::ManifestFileTwice
+            | K::ManifestFormat { .. }
+            | K::ManifestIncomplete { .. }
+            | K::ManifestFileUnknown
+            | K::ManifestTensorMissing
+            | K::ManifestTensorUnknown
+            | K::ManifestTensorDiffers { .. }
+    )
 }
 
 fn io_hint(source: &std::io::Error) -> Option<String> {

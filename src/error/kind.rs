@@ -5,7 +5,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::{escaped, escaped_whole, listed};
+use super::{escaped, escaped_message, escaped_whole, listed};
 use crate::format::{ByteCounts, Format};
 use crate::tensor::{Dtype, Shape, TensorName};
 
@@ -32,21 +32,23 @@ pub enum FaultKind {
     NotAFile,
     #[error("the link leads to a file that does not exist")]
     DanglingLink,
-    #[error("cannot start threads: {message}")]
+    #[error("cannot start threads: {}", escaped_message(message))]
     Threads { message: String },
 
     // ---- safetensors header ------------------------------------------------------------------------------------
     #[error("the file has {file_bytes} bytes, too few for a safetensors header")]
     HeaderTruncated { file_bytes: u64 },
+    #[error("a Git LFS pointer stands in the place of the file")]
+    GitLfsPointer,
     #[error("the header's length is {found} bytes, but only {available} follow in the file")]
     HeaderLength { found: u64, available: u64 },
     #[error("the header's length is {found} bytes, at most {limit} are read")]
     HeaderTooLarge { found: u64, limit: u64 },
     #[error("the header is not valid UTF-8")]
     HeaderNotUtf8,
-    #[error("the header is not a JSON object")]
-    HeaderNotObject,
-    #[error("the header does not parse: {}", escaped_whole(message))]
+    #[error("the header {}, expected a JSON object", found.map_or("is empty".to_owned(), |c| format!("begins with `{}`", c.escape_default())))]
+    HeaderNotObject { found: Option<char> },
+    #[error("the header does not parse: {}", escaped_message(message))]
     HeaderSyntax { message: String },
     #[error("the header is padded with byte {found:#04x}, expected spaces")]
     HeaderPadding { found: u8 },
@@ -56,15 +58,23 @@ pub enum FaultKind {
     TooManyTensors { found: usize, limit: usize },
     #[error("the tensor's name has {found} bytes, expected 1 to {limit}")]
     NameLength { found: usize, limit: usize },
-    #[error("`__metadata__` is not an object of strings")]
-    MetadataNotStrings,
+    #[error("`__metadata__`{} is {}, expected {}", key.as_ref().map(|key| format!(" has `{}`, which", escaped(key))).unwrap_or_default(), escaped(found), if key.is_some() { "a string" } else { "an object of strings" })]
+    MetadataNotStrings { key: Option<String>, found: String },
+    #[error("the header has `__metadata__` twice")]
+    MetadataTwice,
+    #[error("`__metadata__` has `{}` twice", escaped(key))]
+    MetadataKeyTwice { key: String },
+    #[error("the name holds control characters or marks that hide or reorder text")]
+    NameUnprintable,
     #[error("the entry lacks `{key}`")]
     EntryKeyMissing { key: &'static str },
     #[error("the entry has `{}` twice", escaped(key))]
     EntryKeyTwice { key: String },
-    #[error("the entry does not parse: {}", escaped_whole(message))]
+    #[error("the entry has `{}`, expected only `dtype`, `shape` and `data_offsets`", escaped(key))]
+    EntryKeyUnknown { key: String },
+    #[error("the entry does not parse: {}", escaped_message(message))]
     EntrySyntax { message: String },
-    #[error("unknown dtype {}", escaped(found))]
+    #[error("unknown dtype `{}`, expected one of safetensors: F32, BF16, U8 and so on", escaped(found))]
     UnknownDtype { found: String },
     #[error("the shape has {found} dimensions, at most {limit} are read")]
     RankTooLarge { found: usize, limit: usize },
@@ -74,8 +84,10 @@ pub enum FaultKind {
     OffsetsBackwards { begin: u64, end: u64 },
     #[error("`data_offsets` are {begin}..{end}: they do not fit in 64 bits")]
     OffsetsOverflow { begin: u64, end: u64 },
+    #[error("`data_offsets` are {begin}..{end}: the data have {data_bytes} bytes")]
+    OffsetsOutside { begin: u64, end: u64, data_bytes: u64 },
     #[error(
-        "the file is cut off: its header describes {expected} bytes, it has {found}; {tensors} tensors are incomplete, this one first"
+        "the file is cut off: its header describes {expected} bytes, it has {found}; {} incomplete, this one first", are(*tensors as u64, "tensor")
     )]
     DataTruncated { expected: u64, found: u64, tensors: usize },
     #[error("{dtype} {shape} takes {expected} bytes, `data_offsets` span {found}")]
@@ -90,19 +102,21 @@ pub enum FaultKind {
     Misaligned { dtype: Dtype, offset: u64, alignment: u64 },
 
     // ---- index and set of files --------------------------------------------------------------------------------
-    #[error("the index does not parse: {}", escaped_whole(message))]
+    #[error("the index does not parse: {}", escaped_message(message))]
     IndexSyntax { message: String },
     #[error("the index names the tensor twice")]
     DuplicateInIndex,
-    #[error("the index names the file {}, which is not a plain file name", escaped(found))]
+    #[error("the index names the file `{}`, which is not a plain name that ends in .safetensors", escaped(found))]
     IndexPath { found: String },
-    #[error("the index names this file, which is missing; it should hold {tensors} tensors")]
+    #[error("the index names this file, which is missing; it should hold {}", counted(*tensors as u64, "tensor"))]
     ShardMissing { tensors: usize },
     #[error("the index says this file holds the tensor, but it does not")]
     TensorNotInShard,
     #[error("the file holds the tensor, but the index does not name it")]
     TensorNotInIndex,
-    #[error("the index says that file {} holds the tensor, but this one does too", escaped(other))]
+    #[error("the index does not name this file; {} read all the same", are(*tensors as u64, "tensor"))]
+    FileNotInIndex { tensors: usize },
+    #[error("the index says that file {} holds the tensor, but it is in this one", escaped(other))]
     TensorElsewhere { other: String },
     #[error("the tensor is also in {}", escaped(other))]
     DuplicateInFiles { other: String },
@@ -120,8 +134,10 @@ pub enum FaultKind {
     TooManyFiles { found: usize, limit: usize },
 
     // ---- config ------------------------------------------------------------------------------------------------
-    #[error("the file does not parse: {}", escaped_whole(message))]
+    #[error("the file does not parse: {}", escaped_message(message))]
     JsonSyntax { message: String },
+    #[error("the file is missing: nothing else says what the tensors should be")]
+    ConfigAbsent,
     #[error("`{key}` is missing")]
     ConfigMissing { key: &'static str },
     #[error("`{key}` is {}, expected {expected}", escaped(found))]
@@ -146,11 +162,11 @@ pub enum FaultKind {
     UnknownTensor,
     #[error("the model has no such tensor, only {within}")]
     NestedTensor { within: TensorName },
-    #[error("layer {layer} is missing altogether: {tensors} tensors")]
+    #[error("layer {layer} is missing altogether: {}", counted(*tensors as u64, "tensor"))]
     LayerMissing { layer: u64, tensors: usize },
-    #[error("the indexer of layer {layer} is missing altogether: {tensors} tensors")]
+    #[error("the indexer of layer {layer} is missing altogether: {}", counted(*tensors as u64, "tensor"))]
     IndexerMissing { layer: u64, tensors: usize },
-    #[error("expert {expert} of layer {layer} is missing: {tensors} tensors")]
+    #[error("expert {expert} of layer {layer} is missing: {}", counted(*tensors as u64, "tensor"))]
     ExpertMissing { layer: u64, expert: u64, tensors: usize },
     #[error("the model has no tensors {what}")]
     PassAbsent { what: &'static str },
@@ -190,9 +206,9 @@ pub enum FaultKind {
     TwoBitsGrouped { class: &'static str, group_size: u64 },
     #[error("group size {found} is not one of row, 16, 32, 48, 64, 96, 128, 192, 256")]
     GroupSize { found: u64 },
-    #[error("the recipe does not parse: {}", escaped_whole(message))]
+    #[error("the recipe does not parse: {}", escaped_message(message))]
     RecipeSyntax { message: String },
-    #[error("the glob `{}` is malformed: {}", escaped(glob), escaped_whole(message))]
+    #[error("the glob `{}` is malformed: {}", escaped(glob), escaped_message(message))]
     Glob { glob: String, message: String },
     #[error("the rule `{}` matches no matrix of this conversion", escaped(glob))]
     RuleUnused { glob: String },
@@ -266,7 +282,7 @@ pub enum FaultKind {
     FileVersion { expected: u64, found: u64 },
 
     // ---- containers --------------------------------------------------------------------------------------------
-    #[error("the stamps do not parse: {}", escaped_whole(message))]
+    #[error("the stamps do not parse: {}", escaped_message(message))]
     StampSyntax { message: String },
     #[error("two stamps: {} and {}", escaped(one), escaped(other))]
     StampConflict { one: String, other: String },
@@ -284,7 +300,7 @@ pub enum FaultKind {
     Ambiguous { shape: Shape, candidates: Vec<Format>, taken: Format },
     #[error("{shape} is {format}; the colibri engine misreads it: {taken}")]
     EngineMisreads { shape: Shape, format: Format, taken: String },
-    #[error("the stamp says {}, which is no format", escaped(stamp))]
+    #[error("the stamp says `{}`, which is no format", escaped(stamp))]
     StampUnknown { stamp: String },
     #[error("the stamp says {}, the bytes say {by_bytes}: the colibri engine refuses the container", escaped(stamp))]
     StampMismatch { stamp: String, by_bytes: Format },
@@ -300,6 +316,12 @@ pub enum FaultKind {
     ScalesApart { codes: String, scales: String },
     #[error("the series {series}… has {found} files up to number {last}: {} missing", listed(missing))]
     NumberingGap { series: &'static str, found: usize, last: usize, missing: Vec<String> },
+    #[error("the manifest names the file {}, which is not a plain file name", escaped(found))]
+    ManifestPath { found: String },
+    #[error("the manifest names the file twice")]
+    ManifestFileTwice,
+    #[error("the manifest gives no {what} for the tensor")]
+    ManifestIncomplete { what: &'static str },
     #[error("the manifest names this file, which is missing")]
     ManifestFileMissing,
     #[error("the manifest gives {expected} bytes, the file has {found}")]
@@ -328,17 +350,17 @@ pub enum FaultKind {
     FileHash { expected: String, found: String },
     #[error("the checksum of the {part} is {found}, the manifest says {expected}")]
     TensorChecksum { part: &'static str, expected: String, found: String },
-    #[error("scale {index} (row {row}) is {value}; scales are positive and finite; {count} are not")]
+    #[error("scale {index} (row {row}) is {value}; scales are positive and finite; {} not", are(*count, "scale"))]
     BadScale { index: u64, row: u64, value: f32, count: u64 },
-    #[error("row {row}, column {column} is {value}; {count} values are not finite")]
+    #[error("row {row}, column {column} is {value}; {} not finite", are(*count, "value"))]
     BadValue { row: u64, column: u64, value: f32, count: u64 },
-    #[error("{count} rows are all zero, the first is row {row}")]
+    #[error("{} all zero, the first is row {row}", are(*count, "row"))]
     ZeroRows { count: u64, row: u64 },
     #[error("columns {begin}..{end} are all zero, while the others are not")]
     ZeroColumns { begin: u64, end: u64 },
-    #[error("{count} codes are {code}, which no symmetric quantizer writes; the first is row {row}")]
+    #[error("{} {code}, which no symmetric quantizer writes; the first is in row {row}", are(*count, "code"))]
     UnusualCode { code: i8, count: u64, row: u64 },
-    #[error("the padding after column {columns} is not as {format} demands in {count} rows, the first is row {row}")]
+    #[error("the padding after column {columns} is not as {format} demands in {}, the first is row {row}", counted(*count, "row"))]
     Padding { format: Format, columns: u64, count: u64, row: u64 },
     #[error(
         "{count} weights are more than half a step from the source; the worst is row {row}, column {column}: {found}, the source has {expected}, half a step is {half_step}"
@@ -433,6 +455,16 @@ impl FaultKind {
     pub fn hint(&self) -> Option<String> {
         super::hint::hint(self)
     }
+}
+
+/// `1 row`, `2 rows`.
+fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// `1 row is`, `2 rows are`.
+fn are(count: u64, noun: &str) -> String {
+    format!("{} {}", counted(count, noun), if count == 1 { "is" } else { "are" })
 }
 
 /// What formats of the right code bytes need.

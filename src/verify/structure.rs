@@ -51,7 +51,7 @@ impl Topic {
             K::Unfinished | K::CensusIncomplete { .. } => Topic::Files,
             K::IndexSyntax { .. } | K::DuplicateInIndex | K::IndexPath { .. } | K::IndexMissing { .. } => Topic::Index,
             K::TensorNotInShard | K::TensorNotInIndex | K::TensorElsewhere { .. } => Topic::Index,
-            K::TotalSize { .. } | K::TotalSizeMissing => Topic::Index,
+            K::TotalSize { .. } | K::TotalSizeMissing | K::FileNotInIndex { .. } => Topic::Index,
             K::ConfigMissing { .. } | K::ConfigValue { .. } | K::ConfigSilent { .. } | K::ModelType { .. } => {
                 Topic::Config
             }
@@ -73,6 +73,7 @@ impl Topic {
             K::StampMismatch { .. } | K::StampAgainstManifest { .. } | K::StampIdle { .. } => Topic::Stamps,
             K::ManifestFileMissing | K::ManifestFileSize { .. } | K::ManifestFileUnknown => Topic::Manifest,
             K::ManifestTensorMissing | K::ManifestTensorUnknown | K::ManifestTensorDiffers { .. } => Topic::Manifest,
+            K::ManifestPath { .. } | K::ManifestFileTwice | K::ManifestIncomplete { .. } => Topic::Manifest,
             K::ManifestFormat { .. } | K::ConversionUnfinished => Topic::Manifest,
             _ => Topic::of_file(fault),
         }

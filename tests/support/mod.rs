@@ -1,7 +1,9 @@
 //! What integration tests share. Each test program uses a part of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
+pub mod bad;
 pub mod containers;
 pub mod convert;
+pub mod fuzz;
 pub mod shards;
 pub mod synthetic;

@@ -56,14 +56,15 @@ impl Survey {
         }
     }
 
-    /// A tensor that is stored as plain numbers has the shape that config.json implies.
+    /// A tensor that is stored as plain numbers has the shape that config.json implies. One of another shape gets no
+    /// format, so that nothing reads it.
     fn check_raw(&mut self, place: Place, weight: &mut StoredWeight) {
-        weight.format = Some(Format::F32);
         let found = &weight.codes.shape;
         if let Some(expected) = weight.role.as_ref().map(|role| &role.shape).filter(|shape| *shape != found) {
             let kind = FaultKind::ShapeMismatch { expected: expected.clone(), found: found.clone() };
-            self.error(place, kind);
+            return self.error(place, kind);
         }
+        weight.format = Some(Format::F32);
     }
 
     fn check_quantized(&mut self, place: Place, name: &TensorName, weight: &mut StoredWeight, stamp: Option<&str>) {
@@ -103,15 +104,9 @@ impl Survey {
         }
     }
 
-    /// The format that the manifest gives a weight; one that does not exist is an error.
-    fn manifest_format(&mut self, name: &TensorName) -> Option<Format> {
+    /// The format that the manifest gives a weight; that one does not exist is told with the manifest.
+    fn manifest_format(&self, name: &TensorName) -> Option<Format> {
         let record = self.manifest.as_ref()?.tensors.get(name)?;
-        let (format, group_size) = (record.format.clone(), record.group_size);
-        let parsed = Format::parse(&format, group_size);
-        if parsed.is_none() {
-            let found = group_size.map_or(format.clone(), |size| format!("{format} with group size {size}"));
-            self.error(Place::tensor(self.directory.clone(), name.clone()), FaultKind::ManifestFormat { found });
-        }
-        parsed
+        Format::parse(&record.format, record.group_size)
     }
 }

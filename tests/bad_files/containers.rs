@@ -1,0 +1,248 @@
+use crate::Row;
+
+pub const CENSUS: &[Row] = &[
+    ("correction-bias-missing", &["error tensor-missing . model.layers.0.mlp.gate.e_score_correction_bias"]),
+    ("embedding-missing", &["error tensor-missing . model.embed_tokens.weight"]),
+    ("expert-missing", &["error expert-missing ."]),
+    ("expert-without-down-proj", &["error tensor-missing . model.layers.0.mlp.experts.0.down_proj.weight"]),
+    ("file-cut-off", &["error data-truncated out-00001.safetensors model.layers.1.mlp.down_proj.weight"]),
+    ("file-empty", &["error header-truncated out-00002.safetensors"]),
+    ("file-missing-between", &["error layer-missing .", "error numbering-gap ."]),
+    (
+        "file-missing-first",
+        &[
+            "error head-missing . lm_head.weight",
+            "error layer-missing .",
+            "error numbering-gap .",
+            "error tensor-missing . model.embed_tokens.weight",
+            "error tensor-missing . model.norm.weight",
+        ],
+    ),
+    ("file-missing-hidden-by-mtp", &["error layer-missing .", "error numbering-gap ."]),
+    ("file-missing-last", &["error layer-missing ."]),
+    ("file-missing-of-other-names", &["error layer-missing ."]),
+    ("file-without-tensors", &["error layer-missing ."]),
+    ("generation-config-key-twice", &["error json-syntax generation_config.json"]),
+    ("generation-config-not-json", &["error json-syntax generation_config.json"]),
+    ("index-not-json", &["error index-syntax model.safetensors.index.json"]),
+    ("index-of-a-missing-file", &["error layer-missing .", "error shard-missing out-00002.safetensors"]),
+    ("index-of-another-file", &["error tensor-elsewhere out-00002.safetensors model.layers.2.input_layernorm.weight"]),
+    ("indexer-of-a-layer-missing", &["error indexer-missing ."]),
+    ("indexer-tensor-missing", &["error tensor-missing . model.layers.0.self_attn.indexer.k_norm.bias"]),
+    ("layer-missing", &["error layer-missing ."]),
+    ("mtp-eh-proj-missing", &["error tensor-missing . model.layers.1.eh_proj.weight"]),
+    ("mtp-expert-missing", &["error expert-missing ."]),
+    ("mtp-only", &["error pass-absent ."]),
+    ("no-config", &["error config-absent config.json"]),
+    (
+        "no-small-files",
+        &["warning small-file-missing generation_config.json", "warning small-file-missing tokenizer.json"],
+    ),
+    ("norm-missing", &["error tensor-missing . model.norm.weight"]),
+    ("output-head-missing", &["error head-missing . lm_head.weight"]),
+    ("projection-missing", &["error tensor-missing . model.layers.2.self_attn.kv_b_proj.weight"]),
+    ("router-missing", &["error tensor-missing . model.layers.0.mlp.gate.weight"]),
+    (
+        "shared-expert-missing",
+        &[
+            "error tensor-missing . model.layers.0.mlp.shared_experts.down_proj.weight",
+            "error tensor-missing . model.layers.0.mlp.shared_experts.gate_proj.weight",
+            "error tensor-missing . model.layers.0.mlp.shared_experts.up_proj.weight",
+        ],
+    ),
+    ("stop-ids-in-generation-config", &["error config-value generation_config.json"]),
+    ("tensor-called-like-a-path", &["warning unknown-tensor out-00000.safetensors ../../etc/passwd"]),
+    ("tensor-in-two-files", &["error duplicate-in-files out-00002.safetensors model.norm.weight"]),
+    (
+        "tensor-in-two-files-with-an-index",
+        &[
+            "error duplicate-in-files out-00002.safetensors model.norm.weight",
+            "error tensor-elsewhere out-00000.safetensors model.norm.weight",
+        ],
+    ),
+    (
+        "tensor-of-a-layer-too-many",
+        &["warning unknown-tensor out-00002.safetensors model.layers.3.input_layernorm.weight"],
+    ),
+    ("tensor-of-another-model", &["warning unknown-tensor out-00002.safetensors model.language_model.norm.weight"]),
+    ("tensor-twice-in-a-file", &["error duplicate-in-header out-00000.safetensors model.norm.weight"]),
+    (
+        "tensor-with-a-newline",
+        &[
+            "warning name-unprintable out-00000.safetensors x\\nerror: model.norm.weight",
+            "warning unknown-tensor out-00000.safetensors x\\nerror: model.norm.weight",
+        ],
+    ),
+    (
+        "tensor-with-an-escape",
+        &[
+            "warning name-unprintable out-00000.safetensors \\u{1b}[31mx\\u{1b}[0m",
+            "warning unknown-tensor out-00000.safetensors \\u{1b}[31mx\\u{1b}[0m",
+        ],
+    ),
+    ("two-of-three-layers-missing", &["error layer-missing .", "error layer-missing ."]),
+];
+
+pub const BYTES: &[Row] = &[
+    ("code-minus-128", &["warning unusual-code out-00000.safetensors lm_head.weight"]),
+    ("code-minus-8", &["warning unusual-code out-00000.safetensors lm_head.weight"]),
+    ("codes-a-byte-long", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("codes-a-byte-short", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("codes-as-f16", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("codes-between-int4-and-int2", &["error no-format out-00000.safetensors lm_head.weight"]),
+    (
+        "codes-fp8",
+        &[
+            "error quantized-scale-orphan out-00000.safetensors lm_head.weight.qs",
+            "error stored-dtype out-00000.safetensors lm_head.weight",
+        ],
+    ),
+    (
+        "codes-i8",
+        &[
+            "error quantized-scale-orphan out-00000.safetensors lm_head.weight.qs",
+            "error stored-dtype out-00000.safetensors lm_head.weight",
+        ],
+    ),
+    ("codes-not-flat", &["warning stored-shape out-00000.safetensors lm_head.weight"]),
+    ("codes-of-a-wider-matrix", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("codes-of-int2-short", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("codes-of-nothing", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("codes-of-one-row-less", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("codes-without-scales", &["error quantized-scale-missing out-00000.safetensors lm_head.weight"]),
+    ("embedding-of-fewer-rows", &["error no-format out-00000.safetensors model.embed_tokens.weight"]),
+    (
+        "flipped-bit-in-a-norm",
+        &["error file-hash out-00000.safetensors", "error tensor-checksum out-00000.safetensors model.norm.weight"],
+    ),
+    (
+        "flipped-bit-in-codes",
+        &["error file-hash out-00000.safetensors", "error tensor-checksum out-00000.safetensors lm_head.weight"],
+    ),
+    (
+        "flipped-bit-in-scales",
+        &[
+            "error file-hash out-00000.safetensors",
+            "error tensor-checksum out-00000.safetensors model.layers.0.mlp.up_proj.weight",
+        ],
+    ),
+    ("group-of-128-read-as-96", &["warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("group-of-40", &["error no-format out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("group-of-64-read-as-48", &["warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    (
+        "group-of-64-read-as-48-stamped",
+        &["warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"],
+    ),
+    ("group-of-8", &["error no-format out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("head-int2-row", &["warning head-format out-mtp-00000.safetensors model.layers.1.self_attn.o_proj.weight"]),
+    ("head-int4-row", &["warning head-format out-mtp-00000.safetensors model.layers.1.eh_proj.weight"]),
+    (
+        "head-of-int4-with-a-zeroed-half",
+        &[
+            "error head-half-zero out-mtp-00000.safetensors model.layers.1.eh_proj.weight",
+            "warning head-format out-mtp-00000.safetensors model.layers.1.eh_proj.weight",
+            "warning zero-columns out-mtp-00000.safetensors model.layers.1.eh_proj.weight",
+        ],
+    ),
+    (
+        "head-with-a-zeroed-half",
+        &[
+            "error head-half-zero out-mtp-00000.safetensors model.layers.1.eh_proj.weight",
+            "warning zero-columns out-mtp-00000.safetensors model.layers.1.eh_proj.weight",
+        ],
+    ),
+    (
+        "int3-or-int4",
+        &[
+            "warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",
+            "warning unusual-code out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",
+        ],
+    ),
+    ("int3-or-int8", &["warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("int8-or-fp8", &["warning ambiguous out-00000.safetensors model.layers.0.mlp.up_proj.weight"]),
+    ("matrix-flat", &["error shape-mismatch out-00000.safetensors model.layers.0.mlp.up_proj.weight"]),
+    ("matrix-transposed", &["error shape-mismatch out-00000.safetensors model.layers.0.mlp.up_proj.weight"]),
+    ("norm-empty", &["error shape-mismatch out-00000.safetensors model.norm.weight"]),
+    (
+        "norm-f64",
+        &[
+            "error engine-dtype out-00000.safetensors model.norm.weight",
+            "error stored-dtype out-00000.safetensors model.norm.weight",
+        ],
+    ),
+    ("norm-i64", &["error stored-dtype out-00000.safetensors model.norm.weight"]),
+    ("norm-long", &["error shape-mismatch out-00000.safetensors model.norm.weight"]),
+    ("norm-of-two-dimensions", &["error shape-mismatch out-00000.safetensors model.norm.weight"]),
+    ("norm-quantized", &["error stored-dtype out-00000.safetensors model.norm.weight"]),
+    ("norm-short", &["error shape-mismatch out-00000.safetensors model.norm.weight"]),
+    (
+        "one-scale-a-row-for-a-manifest-of-groups",
+        &[
+            "error manifest-file-size out-00000.safetensors",
+            "error manifest-tensor-differs out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",
+            "error stored-bytes out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",
+        ],
+    ),
+    ("padding-of-int2", &["error padding out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("padding-of-int3-low-bits", &["error padding out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("padding-of-int3-zero", &["error padding out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("padding-of-int4", &["error padding out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("rows-all-zero", &["warning zero-rows out-00000.safetensors lm_head.weight"]),
+    ("scale-infinite", &["error bad-scale out-00000.safetensors lm_head.weight"]),
+    (
+        "scale-minus-zero",
+        &[
+            "error bad-scale out-00000.safetensors lm_head.weight",
+            "warning zero-rows out-00000.safetensors lm_head.weight",
+        ],
+    ),
+    ("scale-nan", &["error bad-scale out-00000.safetensors lm_head.weight"]),
+    ("scale-negative", &["error bad-scale out-00000.safetensors lm_head.weight"]),
+    (
+        "scale-of-a-group-nan",
+        &[
+            "error bad-scale out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",
+            "warning ambiguous out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight",
+        ],
+    ),
+    ("scale-of-fp8-zero", &["error bad-scale out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("scale-of-int3-negative", &["error bad-scale out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    (
+        "scale-zero",
+        &[
+            "error bad-scale out-00000.safetensors lm_head.weight",
+            "warning zero-rows out-00000.safetensors lm_head.weight",
+        ],
+    ),
+    ("scales-as-ue8m0", &["error no-format out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("scales-bf16", &["error stored-dtype out-00000.safetensors lm_head.weight.qs"]),
+    ("scales-f16", &["error stored-dtype out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight.qs"]),
+    (
+        "scales-f64",
+        &[
+            "error engine-dtype out-00000.safetensors lm_head.weight.qs",
+            "error stored-dtype out-00000.safetensors lm_head.weight.qs",
+        ],
+    ),
+    ("scales-in-another-file", &["warning scales-apart out-00000.safetensors lm_head.weight"]),
+    ("scales-none", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("scales-not-flat", &["warning stored-shape out-00000.safetensors lm_head.weight.qs"]),
+    ("scales-of-an-f32-matrix", &["error quantized-scale-orphan out-00000.safetensors lm_head.weight.qs"]),
+    ("scales-of-columns", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("scales-of-groups-for-int2", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("scales-of-groups-for-int8", &["error no-format out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+    ("scales-of-scales", &["error quantized-scale-orphan out-00000.safetensors lm_head.weight.qs.qs"]),
+    ("scales-one-long", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("scales-one-short", &["error no-format out-00000.safetensors lm_head.weight"]),
+    ("scales-u8", &["error stored-dtype out-00000.safetensors lm_head.weight.qs"]),
+    (
+        "scales-without-codes",
+        &[
+            "error head-missing . lm_head.weight",
+            "error quantized-scale-orphan out-00000.safetensors lm_head.weight.qs",
+        ],
+    ),
+    ("value-infinite-in-bf16", &["error bad-value out-00000.safetensors model.norm.weight"]),
+    ("value-nan", &["error bad-value out-00000.safetensors model.norm.weight"]),
+    ("value-nan-in-fp8", &["error bad-value out-00000.safetensors model.layers.0.self_attn.q_b_proj.weight"]),
+];
