@@ -22,6 +22,23 @@ pub struct FileWriter<'a> {
     file: NewFile,
 }
 
+/// A weight file whose bytes are final and whose name is not.
+#[derive(Debug)]
+pub struct SealedFile {
+    /// What it will be known by.
+    pub record: FileRecord,
+    /// Its digests.
+    pub digests: Digests,
+    file: NewFile,
+}
+
+impl SealedFile {
+    /// Gives the file its final name, which must be free.
+    pub fn commit(self) -> Result<()> {
+        self.file.commit(false)
+    }
+}
+
 /// SHA-256 of a file and the checksum of each of its tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digests {
@@ -49,13 +66,14 @@ impl<'a> FileWriter<'a> {
         self.file.write_at(bytes, stored.offset + offset)
     }
 
-    /// Makes the file durable under its final name, which must be free. `hashed` is called with the bytes of each step.
-    pub fn finish(self, hashed: &dyn Fn(u64)) -> Result<(FileRecord, Digests)> {
+    /// Makes the contents durable and computes their digests; the name is still temporary, so that the record can be made
+    /// durable before it. `hashed` is called with the bytes of each step.
+    pub fn seal(self, hashed: &dyn Fn(u64)) -> Result<SealedFile> {
         self.file.sync()?;
         let read = |buffer: &mut [u8], offset| self.file.read_at(buffer, offset);
         let digests = digest(&read, self.layout.bytes, &self.layout.tensors, hashed)?;
-        self.file.commit(false)?;
-        Ok((record(self.name, self.layout.bytes, &digests), digests))
+        let record = record(self.name, self.layout.bytes, &digests);
+        Ok(SealedFile { record, digests, file: self.file })
     }
 
     /// The final path.

@@ -16,7 +16,7 @@ use crate::container::manifest::{
     CHECKSUM, FileRecord, MANIFEST_FILE, MANIFEST_VERSION, Manifest, TensorRecord, hex, json_text,
 };
 use crate::container::progress::PROGRESS_FILE;
-use crate::container::writer::{Digests, FileWriter, checksum_text, digest_file};
+use crate::container::writer::{Digests, FileWriter, SealedFile, checksum_text, digest_file};
 use crate::dequantize::{first_non_finite, zero_non_finite};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{self, DirectoryLock, SourceFile, write_whole};
@@ -93,9 +93,6 @@ impl Made {
     }
 }
 
-/// A finished file: its record, its digests, and what was accepted in it.
-type Finished = (FileRecord, Digests, Vec<Fault>);
-
 /// What the files of this run came to.
 struct Done {
     tensors: BTreeMap<TensorName, TensorRecord>,
@@ -122,14 +119,22 @@ impl Work {
             let file = &job.plan.files[number];
             progress.file(&file.name);
             let earlier = job.destination.finished(&file.name);
-            let (record, digests, warnings) = match earlier {
-                Some(earlier) => self.verify(job, file, earlier, progress, &mut done.stats)?,
-                None => self.write(job, file, progress, &mut done.stats)?,
-            };
-            record_tensors(file, &digests, &mut done.tensors);
-            job.destination.added |= earlier.is_none();
-            job.destination.progress.add(record, warnings);
-            job.destination.progress.write(&job.destination.directory)?;
+            match earlier {
+                Some(earlier) => {
+                    let digests = self.verify(job, file, earlier, progress, &mut done.stats)?;
+                    record_tensors(file, &digests, &mut done.tensors);
+                }
+                None => {
+                    let (sealed, warnings) = self.write(job, file, progress, &mut done.stats)?;
+                    record_tensors(file, &sealed.digests, &mut done.tensors);
+                    // Recorded first, named then: a file that is cut off from its record could never be told from a
+                    // foreign one, while a record without its file only means that the file is written again.
+                    job.destination.added = true;
+                    job.destination.progress.add(sealed.record.clone(), warnings);
+                    job.destination.progress.write(&job.destination.directory)?;
+                    sealed.commit()?;
+                }
+            }
         }
         Ok(done)
     }
@@ -142,7 +147,7 @@ impl Work {
         earlier: &FileRecord,
         progress: &dyn Progress,
         stats: &mut Stats,
-    ) -> Result<Finished, Faults> {
+    ) -> Result<Digests, Faults> {
         let path = job.destination.directory.join(&file.name);
         let (record, digests) = digest_file(&path, &file.name, &file.layout, &|_| ())?;
         if record != *earlier {
@@ -154,22 +159,20 @@ impl Work {
         } else {
             progress.advance(file.weights.iter().map(|w| w.source_bytes).sum(), file.layout.bytes);
         }
-        // What was odd about its weights was noted when it was written.
-        Ok((record, digests, Vec::new()))
+        Ok(digests)
     }
 
-    /// Writes one file.
+    /// Writes one file under its temporary name, and tells what was accepted in it.
     fn write(
         &self,
         job: &Job,
         file: &PlannedFile,
         progress: &dyn Progress,
         stats: &mut Stats,
-    ) -> Result<Finished, Faults> {
+    ) -> Result<(SealedFile, Vec<Fault>), Faults> {
         let writer = FileWriter::create(&job.destination.directory, &file.name, &file.layout)?;
         let warnings = self.convert(job, file, Some(&writer), progress, stats)?;
-        let (record, digests) = writer.finish(&|_| ())?;
-        Ok((record, digests, warnings))
+        Ok((writer.seal(&|_| ())?, warnings))
     }
 
     /// Converts the weights of one file; without a writer only to measure them.
