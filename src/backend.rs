@@ -26,7 +26,8 @@ use crate::weights::Matrix;
 pub use tally::{Counters, Counts, Operation, Tally};
 
 /// Where a model runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Device {
     /// The plain backend, the oracle of the others.
     Reference,

@@ -42,6 +42,7 @@ pub struct Model<'b, B: Backend> {
     config: Config,
     embedding: Embedding<B>,
     layers: Vec<DecoderLayer<B>>,
+    has_indexers: bool,
     head: OutputHead<B>,
     mtp: Option<Mtp<B>>,
 }
@@ -59,6 +60,7 @@ impl<'b, B: Backend> Model<'b, B> {
             backend,
             embedding: Embedding::load(&loader)?,
             layers: layers.collect::<Result<_, Faults>>()?,
+            has_indexers,
             head: OutputHead::load(&loader)?,
             mtp: mtp_layer.map(|layer| Mtp::load(&loader, layer)).transpose()?,
             config,
@@ -78,6 +80,11 @@ impl<'b, B: Backend> Model<'b, B> {
     /// Whether it has an MTP head.
     pub fn has_mtp(&self) -> bool {
         self.mtp.is_some()
+    }
+
+    /// Whether it has indexers; without, every token attends to all positions before it.
+    pub fn has_indexers(&self) -> bool {
+        self.has_indexers
     }
 
     /// An empty cache. `index_topk` is the number of positions that sparse attention looks at, by default the config's.

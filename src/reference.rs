@@ -30,8 +30,8 @@ use crate::error::{Faults, Result};
 use crate::io::read_small;
 use crate::model::Model;
 
-pub use compare::{Agreement, Drafts, Matches, NEAR_TIE_MARGIN, compare};
-pub use fingerprint::{Fingerprint, fingerprint};
+pub use compare::{Agreement, Drafts, Matches, NEAR_TIE_MARGIN, accepted_drafts, compare};
+pub use fingerprint::{Difference, Fingerprint, differences, fingerprint};
 
 /// Largest reference file that is read, in bytes.
 pub const MAX_REFERENCE_BYTES: u64 = 256 << 20;

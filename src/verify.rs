@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoint;
-use crate::container::reader::{Container, Found, Survey};
+use crate::container::reader::{Container, Found, StoredWeight, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place, Severity};
+use crate::format::Format;
 use crate::progress::Progress;
 use crate::report::{CheckStatus, Finding, Verdict, VerifyCheck, VerifyReport};
 use crate::threads;
@@ -68,9 +69,11 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
     let started = Instant::now();
     let kind = ModelKind::of(path)?;
     check_options(path, kind, options)?;
-    let prepared = (options.level == Level::Tokens).then(|| tokens::prepare(path, &options.tokens)).transpose()?;
+    let models = 1 + u64::from(options.source.is_some());
+    let prepare = || tokens::prepare(path, models, &options.tokens);
+    let prepared = (options.level == Level::Tokens).then(prepare).transpose()?;
     let pool = threads::pool(options.threads, path)?;
-    let Levels { mut stages, source, model } = match kind {
+    let Levels { mut stages, source, model, same_weights } = match kind {
         ModelKind::Checkpoint => checkpoint::levels(path, options, &pool, progress)?,
         ModelKind::Container => container(path, options, &pool, progress)?,
     };
@@ -79,18 +82,21 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
         match &model {
             Some(model) => {
                 let source = source.as_ref().map(|(_, source)| source as &dyn Weights);
-                computed = pool.install(|| tokens::run(&**model, source, prepared, &options.tokens, progress))?;
+                let good = !stages.iter().any(Stage::failed);
+                let subject = tokens::Subject { weights: &**model, source, same_weights, good };
+                computed = pool.install(|| tokens::run(&subject, prepared, &options.tokens, progress))?;
             }
-            None => computed.stage.skip("tokens", "the structure is not sound"),
+            None => computed.skip("the structure is not sound", &options.tokens),
         }
     }
     stages.push(computed.stage);
+    let failed = stages.iter().any(Stage::failed);
     let mut report = VerifyReport {
         path: path.to_string_lossy().into_owned(),
         kind: kind.name().to_owned(),
         level: options.level.name().to_owned(),
         source: source.map(|(path, _)| path.to_string_lossy().into_owned()),
-        verdict: Verdict::Pass,
+        verdict: if failed { Verdict::Fail } else { Verdict::Pass },
         checks: Vec::new(),
         tokens: computed.tokens,
         source_agreement: computed.agreement,
@@ -102,8 +108,6 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
         report.checks.extend(stage.checks);
         report.findings.extend(stage.findings.iter().map(|(severity, fault)| Finding::new(*severity, fault)));
     }
-    let failed = report.checks.iter().any(|check| check.status == CheckStatus::Fail);
-    report.verdict = if failed { Verdict::Fail } else { Verdict::Pass };
     Ok(report)
 }
 
@@ -141,6 +145,8 @@ struct Levels<'a> {
     source: Option<(&'a Path, Checkpoint)>,
     /// The model, if its structure is sound.
     model: Option<Box<dyn Weights>>,
+    /// Whether the model holds the source's values themselves.
+    same_weights: bool,
 }
 
 /// The levels of a container.
@@ -154,7 +160,7 @@ fn container<'a>(
     let mut stages = vec![structure::of_container(&mut survey)];
     // A wrong source is refused now, not after hours of checksums.
     let source = options.source.as_deref().filter(|_| options.level >= Level::Weights);
-    let sound = stages[0].checks.iter().all(|check| check.status != CheckStatus::Fail);
+    let sound = !stages[0].failed();
     let opened: Option<Opened> = source.map(|source| weights::open_source(&survey, source, sound)).transpose()?;
     if options.level >= Level::Payload {
         stages.push(pool.install(|| payload::of_container(&survey, progress)));
@@ -169,8 +175,10 @@ fn container<'a>(
         None if options.level >= Level::Weights => stages.push(weights::skipped("no --source")),
         None => {}
     }
+    let exact = |weight: &StoredWeight| matches!(weight.format, Some(Format::F32 | Format::Fp8E4m3B128));
+    let same_weights = survey.weights.values().all(exact);
     let model = if sound { Some(Box::new(Container::from_survey(survey)?) as Box<dyn Weights>) } else { None };
-    Ok(Levels { stages, source: compared, model })
+    Ok(Levels { stages, source: compared, model, same_weights })
 }
 
 /// What one level found.
@@ -182,6 +190,11 @@ struct Stage {
 }
 
 impl Stage {
+    /// Whether a check failed.
+    fn failed(&self) -> bool {
+        self.checks.iter().any(|check| check.status == CheckStatus::Fail)
+    }
+
     /// Adds a check that ended with these findings; without an error it passed, and `looked_at` says what.
     fn check(&mut self, name: &str, findings: Vec<Found>, looked_at: &str) {
         let count = |severity| findings.iter().filter(|(found, _)| *found == severity).count();

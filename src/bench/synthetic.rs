@@ -190,7 +190,10 @@ impl Planned<'_> {
                 position += step;
             }
         }
-        writer.finish(&|_| ())
+        let sealed = writer.seal(&|_| ())?;
+        let finished = (sealed.record.clone(), sealed.digests.clone());
+        sealed.commit()?;
+        Ok(finished)
     }
 }
 

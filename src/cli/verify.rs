@@ -134,6 +134,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     let options = Options { level, source: arguments.source.clone(), threads: arguments.threads, tokens };
     let report = verify(&arguments.path, &options, &Meter::new(arguments.talk.quiet))?;
     if let Some(path) = &arguments.report {
+        // What was written meanwhile is not lost either.
+        check_replaceable(path)?;
         let mut bytes = serde_json::to_vec_pretty(&report).expect("reports are plain data");
         bytes.push(b'\n');
         write_whole(path, &bytes, true)?;
@@ -171,11 +173,12 @@ fn report_text(report: &VerifyReport) -> String {
         out += &format!("\n{}", findings_text(&report.findings));
     }
     let failed = report.checks.iter().filter(|check| check.status == CheckStatus::Fail).count();
-    let read = match report.bytes_read {
-        0 => String::new(),
-        bytes => {
-            let rate = bytes as f64 / report.seconds.max(1e-9) / 1e9;
-            format!(", {} read in {} ({rate:.2} GB/s)", size::human(bytes), duration(report.seconds))
+    let read = match (report.bytes_read, size::human(report.bytes_read), duration(report.seconds)) {
+        (0, ..) => String::new(),
+        // Most of that time is computing.
+        (_, read, took) if report.level == Level::Tokens.name() => format!(", {read} read, {took}"),
+        (bytes, read, took) => {
+            format!(", {read} read in {took} ({:.2} GB/s)", bytes as f64 / report.seconds.max(1e-9) / 1e9)
         }
     };
     let verdict = report.verdict.name();

@@ -147,6 +147,11 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
             "the weights, config.json or the format are not those that the reference was made with".into()
         }
+        K::NoIndexer { .. } => "convert the checkpoint with --indexer, or use references of dense attention".into(),
+        K::NoDraftAccepted { .. } => {
+            "the head is of another checkpoint, damaged, or was never trained: convert it again with --only mtp".into()
+        }
+        K::ConfigNotTheSource { .. } => "take config.json from the source: other arithmetic gives other tokens".into(),
         K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
         K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
         K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
@@ -159,8 +164,13 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "config.json or tokenizer.json differ: take the reference that belongs to this model".into()
         }
         K::SourceNeeded { .. } => "give --source CHECKPOINT".into(),
-        K::FlagUnused { .. } => "leave it out, or give --level weights".into(),
+        K::FlagUnused { flag: "--source", level } if level.ends_with("checkpoint") => {
+            "leave it out: a checkpoint was made from nothing else".into()
+        }
+        K::FlagUnused { flag: "--source", .. } => "leave it out, or give --level weights".into(),
+        K::FlagUnused { .. } => "leave it out, or give --level tokens".into(),
         K::LevelOfContainers { .. } => "give --level payload, or the container made from it with --source".into(),
+        K::FileExists => "choose another name; nothing existing is overwritten".into(),
         K::OtherReport => "choose another name for the report; only an earlier report is replaced".into(),
         K::OtherModel { .. } => "give the checkpoint that the container was made from".into(),
         K::NotTheSource { .. } => {

@@ -366,6 +366,10 @@ pub enum FaultKind {
         "{count} weights are more than half a step from the source; the worst is row {row}, column {column}: {found}, the source has {expected}, half a step is {half_step}"
     )]
     NotTheSource { count: u64, row: u64, column: u64, expected: f32, found: f32, half_step: f32 },
+    #[error("`{}` is {}, the source has {}", escaped(key), escaped(found), escaped(expected))]
+    ConfigNotTheSource { key: String, expected: String, found: String },
+    #[error("the weights are the source's, but only {matched} of {total} predictions are")]
+    SourceTokensDiffer { matched: u64, total: u64 },
     #[error("the source has no such tensor")]
     NotInSource,
     #[error("the format is not known, so there are no values")]
@@ -405,6 +409,12 @@ pub enum FaultKind {
         escaped(found)
     )]
     ReferenceFingerprint { reference: usize, expected: String, found: String },
+    #[error(
+        "reference {reference} has {tokens} tokens and index_topk {index_topk}, but the model has no indexer and attends to all of them"
+    )]
+    NoIndexer { reference: usize, tokens: usize, index_topk: u64 },
+    #[error("none of {proposed} drafts of the MTP head is what the model says next")]
+    NoDraftAccepted { proposed: usize },
     #[error("the model needs {needed} bytes as f32, {available} are available")]
     ModelTooLarge { needed: u64, available: u64 },
     #[error(
@@ -433,6 +443,8 @@ pub enum FaultKind {
     OtherModel { tensors: usize, container: Shape, source_shape: Option<Shape> },
     #[error("the tensors' checksums are {}, this program knows {expected}", escaped(found))]
     ChecksumUnknown { expected: &'static str, found: String },
+    #[error("the file exists")]
+    FileExists,
     #[error("the file exists and is no report of this command")]
     OtherReport,
 }

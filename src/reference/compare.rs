@@ -134,7 +134,9 @@ pub fn compare<B: Backend>(model: &Model<'_, B>, reference: &Reference) -> Resul
     if let Some(draft_pred) = &reference.draft_pred {
         let predictions = model.drafts(&reference.full_ids, reference.index_topk)?;
         let matches = matches(&predictions, draft_pred, reference.draft_margin.as_deref());
-        agreement.mtp = Some(drafts(&predictions, matches, reference));
+        let drafts: Vec<u32> = predictions.iter().map(|prediction| prediction.id).collect();
+        let (accepted, proposed) = accepted_drafts(reference, &drafts);
+        agreement.mtp = Some(Drafts { matches, proposed, accepted });
     }
     Ok(agreement)
 }
@@ -177,12 +179,13 @@ fn greedy<B: Backend>(model: &Model<'_, B>, reference: &Reference) -> Result<Mat
     Ok(matches)
 }
 
-/// Which of the drafts of tokens after the prompt's next are right.
-fn drafts(predictions: &[Prediction], matches: Matches, reference: &Reference) -> Drafts {
-    let text = &reference.full_ids;
+/// Of the drafts along a reference's text, `drafts[p]` of token p + 2, those from the last prompt token on that are of a
+/// token inside the text: how many are right, and how many there are.
+pub fn accepted_drafts(reference: &Reference, drafts: &[u32]) -> (usize, usize) {
     let first = reference.prompt_ids.len() - 1;
-    let outcomes: Vec<bool> = (first..text.len().saturating_sub(2)).map(|p| predictions[p].id == text[p + 2]).collect();
-    Drafts { matches, proposed: outcomes.len(), accepted: outcomes.iter().filter(|&&right| right).count() }
+    let outcomes =
+        drafts.iter().zip(reference.full_ids.iter().skip(2)).skip(first).map(|(draft, token)| draft == token);
+    (outcomes.clone().filter(|&right| right).count(), outcomes.count())
 }
 
 #[cfg(test)]

@@ -43,6 +43,16 @@ pub fn fingerprint(directory: &Path, config: &Config) -> Result<String> {
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// A key of config.json that changes the maths, and what two configs say, as JSON.
+pub type Difference = (String, String, String);
+
+/// The keys that change the maths in which two configs differ.
+pub fn differences(one: &Config, other: &Config) -> Vec<Difference> {
+    let (one, other) = (maths(one), maths(other));
+    let keys = one.as_object().into_iter().flatten().filter(|&(key, value)| *value != other[key]);
+    keys.map(|(key, value)| (key.clone(), value.to_string(), other[key].to_string())).collect()
+}
+
 impl Reference {
     /// Compares the fingerprint with a model's; another one is a fault. `file` and `number` are for the message.
     pub fn check_fingerprint(&self, model: &str, file: &Path, number: usize) -> Result<Fingerprint> {

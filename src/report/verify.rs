@@ -91,10 +91,14 @@ impl CheckStatus {
 /// The tokens of one reference on one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifyTokens {
-    /// File and place of the reference, or the backend that was compared with.
+    /// File of the reference.
     pub reference: String,
-    /// Device that computed.
+    /// Which of the file's references, from 0.
+    pub number: u64,
+    /// Device that was asked for.
     pub device: String,
+    /// Backend that computed; `reference` is the plain one, which stands in for devices without kernels of their own.
+    pub backend: String,
     /// `exact` or `fast`.
     pub mode: String,
     /// Predictions with the reference's own text before them; null where the reference has none.

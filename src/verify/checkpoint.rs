@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::{Level, Levels, Options, Stage, counted, structure};
 use crate::checkpoint::{Allowed, Checkpoint};
+use crate::config::CONFIG_FILE;
 use crate::container::reader::Found;
 use crate::dequantize::first_non_finite;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
@@ -23,13 +24,16 @@ pub(super) fn levels<'a>(
     progress: &dyn Progress,
 ) -> Result<Levels<'a>, Faults> {
     let warning = |fault| (Severity::Warning, fault);
+    let error = |fault| (Severity::Error, fault);
     let (checkpoint, findings): (Option<Checkpoint>, Vec<Found>) =
         match Checkpoint::open(path, &Pass::ALL, Allowed::default()) {
             Ok(mut checkpoint) => {
-                let warnings = std::mem::take(&mut checkpoint.warnings);
-                (Some(checkpoint), warnings.into_iter().map(warning).collect())
+                let warnings = std::mem::take(&mut checkpoint.warnings).into_iter().map(warning);
+                let silent = checkpoint.config.silent_faults(&path.join(CONFIG_FILE)).into_iter().map(error);
+                let findings = warnings.chain(silent).collect();
+                (Some(checkpoint), findings)
             }
-            Err(faults) => (None, faults.into_vec().into_iter().map(|fault| (Severity::Error, fault)).collect()),
+            Err(faults) => (None, faults.into_vec().into_iter().map(error).collect()),
         };
     let mut stages = vec![structure::of_checkpoint(path, checkpoint.as_ref(), findings)];
     if options.level >= Level::Payload {
@@ -43,7 +47,7 @@ pub(super) fn levels<'a>(
         });
     }
     let model = checkpoint.map(|checkpoint| Box::new(checkpoint) as Box<dyn Weights>);
-    Ok(Levels { stages, source: None, model })
+    Ok(Levels { stages, source: None, model, same_weights: false })
 }
 
 /// Looks for values and scales that are not finite.

@@ -1,29 +1,28 @@
 //! Level tokens: what the model computes, against references and against its source.
 //!
-//! Without a reference the model is run along texts of its own. As long as the cpu backend is the plain one there is
+//! Without a reference the model is run along a text of its own. As long as the cpu backend is the plain one there is
 //! nothing independent to compare that with, and the report says so.
+
+mod entry;
+mod prepare;
+mod source;
 
 use std::path::{Path, PathBuf};
 
 use super::{Stage, counted};
 use crate::backend::reference::Reference as Plain;
-use crate::backend::{Backend, Device, Mode};
-use crate::config::Config;
-use crate::container::reader::Found;
+use crate::backend::{Backend, Device};
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
-use crate::io::{available_bytes, write_whole};
+use crate::io::write_whole;
 use crate::model::Model;
 use crate::model::tokenizer::Tokenizer;
 use crate::progress::Progress;
-use crate::reference::{
-    Agreement, Fingerprint, Matches, Recording, Reference, ReferenceFile, compare, fingerprint, record,
-};
-use crate::report::{VerifyAgreement, VerifyDrafts, VerifyGreedy, VerifyTeacherForced, VerifyTokens};
-use crate::roles::Census;
+use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_drafts, compare, fingerprint, record};
+use crate::report::{VerifyAgreement, VerifyTokens};
 use crate::weights::Weights;
 
-/// Largest difference of a log-probability in exact mode; other implementations in f32 stay below a tenth of it.
-const LOGPROB_TOLERANCE: f64 = 1e-3;
+pub(super) use prepare::{Prepared, prepare};
+
 /// Tokens that follow a prompt in references that are written.
 const RECORDED_TOKENS: usize = 48;
 /// Tokens that follow a prompt where no reference is given.
@@ -44,54 +43,15 @@ pub struct TokenOptions {
     pub memory: Option<u64>,
 }
 
-/// References that were read, with their files.
-pub(super) struct Prepared {
-    files: Vec<(PathBuf, ReferenceFile)>,
-    warnings: Vec<Found>,
-}
-
-/// Reads the references and refuses what can be refused before anything long begins: another model's references, and a
-/// model that does not fit into memory.
-pub(super) fn prepare(directory: &Path, options: &TokenOptions) -> Result<Prepared, Faults> {
-    let mut prepared = Prepared { files: Vec::new(), warnings: Vec::new() };
-    for path in &options.references {
-        prepared.files.push((path.clone(), ReferenceFile::read(path)?));
-    }
-    // A config that cannot be read is a finding of the structure, which ends before the tokens.
-    let Ok(config) = Config::read(directory) else { return Ok(prepared) };
-    fits(directory, &config, options.memory)?;
-    let own = match prepared.files.is_empty() {
-        true => String::new(),
-        false => fingerprint(directory, &config)?,
-    };
-    for (path, file) in &prepared.files {
-        let mut anonymous = None;
-        for (number, reference) in file.references.iter().enumerate() {
-            if reference.check_fingerprint(&own, path, number)? == Fingerprint::Absent {
-                anonymous = anonymous.or(Some(number));
-            }
-            if let Some(&id) = reference.full_ids.iter().find(|&&id| u64::from(id) >= config.vocab_size) {
-                let kind = FaultKind::TokenId { id: id.into(), vocab_size: config.vocab_size };
-                return Err(Fault::new(Place::file(path), kind).into());
-            }
-        }
-        let fault = |reference| Fault::new(Place::file(path), FaultKind::ReferenceAnonymous { reference });
-        prepared.warnings.extend(anonymous.map(|number| (Severity::Warning, fault(number))));
-    }
-    Ok(prepared)
-}
-
-/// The plain backend keeps every weight as f32.
-fn fits(directory: &Path, config: &Config, memory: Option<u64>) -> Result<()> {
-    let census = Census::of(config);
-    let needed = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
-    let needed = needed.fold(0u64, |sum, elements| sum.saturating_add(elements.saturating_mul(4)));
-    match memory.or_else(available_bytes) {
-        Some(available) if needed > available => {
-            Err(Fault::new(Place::file(directory), FaultKind::ModelTooLarge { needed, available }))
-        }
-        _ => Ok(()),
-    }
+/// The model that is run.
+pub(super) struct Subject<'a> {
+    pub(super) weights: &'a dyn Weights,
+    /// What it was made from.
+    pub(super) source: Option<&'a dyn Weights>,
+    /// Whether it holds the source's values themselves, not quantized ones.
+    pub(super) same_weights: bool,
+    /// Whether the levels below found nothing wrong.
+    pub(super) good: bool,
 }
 
 /// What the level found, for the report.
@@ -102,33 +62,46 @@ pub(super) struct Outcome {
     pub(super) agreement: Option<VerifyAgreement>,
 }
 
+impl Outcome {
+    /// Nothing can be computed.
+    pub(super) fn skip(&mut self, why: &str, options: &TokenOptions) {
+        self.stage.skip("tokens", why);
+        if options.write_reference.is_some() {
+            self.stage.skip("written", why);
+        }
+    }
+}
+
 /// Runs a model.
 pub(super) fn run(
-    weights: &dyn Weights,
-    source: Option<&dyn Weights>,
+    subject: &Subject<'_>,
     mut prepared: Prepared,
     options: &TokenOptions,
     progress: &dyn Progress,
 ) -> Result<Outcome, Faults> {
     let backend = Plain::default();
     progress.file("loading the model");
-    let model = match Model::load(weights, &backend) {
+    let model = match Model::load(subject.weights, &backend) {
         Ok(model) => model,
         Err(faults) => {
             let mut outcome = Outcome::default();
             let findings = faults.into_vec().into_iter().map(|fault| (Severity::Error, fault)).collect();
             outcome.stage.check("forward", findings, "");
+            outcome.skip("the model does not load", options);
             return Ok(outcome);
         }
     };
-    let mut level = Level { model: &model, directory: weights.directory(), options, outcome: Outcome::default() };
+    let directory = subject.weights.directory();
+    let mut level = Level { model: &model, directory, options, outcome: Outcome::default() };
     level.forward(progress);
     level.references(&mut prepared, progress);
-    if let Some(source) = source {
-        level.source(source, &prepared, progress)?;
+    if let Some(source) = subject.source {
+        level.source(source, subject.same_weights, &prepared, progress);
     }
-    if let Some(path) = &options.write_reference {
-        level.write(path, &prepared)?;
+    match &options.write_reference {
+        Some(path) if subject.good => level.write(path, &prepared)?,
+        Some(_) => level.outcome.stage.skip("written", "the checks above failed: nobody should rely on this model"),
+        None => {}
     }
     Ok(level.outcome)
 }
@@ -146,22 +119,31 @@ impl<B: Backend> Level<'_, B> {
         if self.options.devices.is_empty() { vec![Device::Cpu] } else { self.options.devices.clone() }
     }
 
-    fn name(&self, device: Device) -> String {
-        match device {
-            Device::Cpu => "cpu (the reference backend: there are no CPU kernels yet)".to_owned(),
-            Device::Reference => "reference".to_owned(),
-        }
-    }
-
-    /// Whether the model says anything: finite logits along its own texts.
+    /// Whether the model says anything: finite logits along a text of its own, and drafts that are of some use.
     fn forward(&mut self, progress: &dyn Progress) {
         progress.file("running the model");
-        let prompt = &self.prompts()[0];
-        let findings = match self.model.greedy(prompt, OWN_TOKENS, None) {
-            Ok(_) => Vec::new(),
-            Err(fault) => vec![(Severity::Error, placed(fault, &self.directory))],
+        let recording = Recording { tokens: OWN_TOKENS, drafts: self.model.has_mtp(), ..Recording::default() };
+        let own = match record(self.model, &self.prompts()[0], &recording) {
+            Ok(own) => own,
+            Err(fault) => {
+                let found = (Severity::Error, placed(fault, &self.directory));
+                return self.outcome.stage.check("forward", vec![found], "");
+            }
         };
-        self.outcome.stage.check("forward", findings, &format!("{OWN_TOKENS} tokens, all logits finite"));
+        let (backend, devices) = (self.model.backend().name(), self.devices());
+        let why = if devices.contains(&Device::Cpu) { " (there are no CPU kernels yet)" } else { "" };
+        let once = if devices.len() > 1 { ", once for all devices" } else { "" };
+        let mut looked_at = format!("{OWN_TOKENS} tokens on the {backend} backend{why}{once}; all logits finite");
+        let mut findings = Vec::new();
+        if let Some(drafts) = &own.draft_pred {
+            let (accepted, proposed) = accepted_drafts(&own, drafts);
+            looked_at += &format!("; {accepted} of {proposed} drafts accepted");
+            if accepted == 0 {
+                let kind = FaultKind::NoDraftAccepted { proposed };
+                findings.push((Severity::Warning, Fault::new(Place::file(&self.directory), kind)));
+            }
+        }
+        self.outcome.stage.check("forward", findings, &looked_at);
     }
 
     /// Beginnings of texts: those that the tokenizer makes of [`PROMPTS`], or some ids without a tokenizer.
@@ -177,100 +159,81 @@ impl<B: Backend> Level<'_, B> {
         (1..=3u64).map(|n| (0..8).map(|i| (n * (i * i + 7 * i + 1) % vocab_size) as u32).collect()).collect()
     }
 
+    /// Every reference on every device. So far all devices are one backend, so each reference is computed once.
     fn references(&mut self, prepared: &mut Prepared, progress: &dyn Progress) {
         if prepared.files.is_empty() {
             let why = "no --reference, and the cpu backend is the reference backend: nothing to compare with";
             return self.outcome.stage.skip("tokens", why);
         }
+        let devices = self.devices();
         let mut findings = std::mem::take(&mut prepared.warnings);
         let mut total = Agreement::default();
         for (path, file) in &prepared.files {
             progress.file(&path.to_string_lossy());
+            let mut dense = None;
             for (number, reference) in file.references.iter().enumerate() {
-                let name = format!("{}[{number}]", path.to_string_lossy());
-                // Devices that are the same backend say the same.
-                let agreement = match compare(self.model, reference) {
-                    Ok(agreement) => agreement,
-                    Err(fault) => {
-                        findings.push((Severity::Error, placed(fault, path)));
-                        continue;
-                    }
-                };
-                findings.extend(disagreements(&agreement, path, number));
-                total = total.and(&agreement);
-                for device in self.devices() {
-                    let device = self.name(device);
-                    self.outcome.tokens.push(entry(name.clone(), device, self.model.backend().mode(), &agreement));
+                let (agreement, fault) = self.compare(reference);
+                findings.extend(fault.map(|fault| (Severity::Error, placed(fault, path))));
+                findings.extend(entry::disagreements(&agreement, path, number));
+                dense = dense.or_else(|| self.dense(reference, number));
+                for &device in &devices {
+                    self.outcome.tokens.push(entry::entry(path, number, device, self.model.backend(), &agreement));
                 }
+                total = total.and(&agreement);
             }
+            findings.extend(dense.map(|kind| (Severity::Warning, Fault::new(Place::file(path), kind))));
         }
-        self.outcome.stage.check("tokens", findings, &summary(&total));
+        self.outcome.stage.check("tokens", findings, &entry::summary(&total));
     }
 
-    /// How often container and source agree: a report, not a verdict, since their weights are not the same.
-    fn source(&mut self, source: &dyn Weights, prepared: &Prepared, progress: &dyn Progress) -> Result<(), Faults> {
-        progress.file("running the source");
-        let backend = Plain::default();
-        let theirs = Model::load(source, &backend)?;
-        let references = prepared.files.iter().flat_map(|(_, file)| &file.references);
-        let mut texts: Vec<(Vec<u32>, Option<u64>)> = Vec::new();
-        for text in references.map(|reference| (reference.full_ids.clone(), reference.index_topk)) {
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
-        if texts.is_empty() {
-            for mut prompt in self.prompts() {
-                prompt.extend(theirs.greedy(&prompt, OWN_TOKENS, None)?);
-                texts.push((prompt, None));
-            }
-        }
-        let (mut matched, mut total, mut difference, mut counted) = (0, 0, 0.0, 0u64);
-        for (text, index_topk) in &texts {
-            // What the model cannot compute is an error of another check already.
-            let Ok(ours) = self.model.teacher_forced(text, *index_topk) else { continue };
-            let theirs = theirs.teacher_forced(text, *index_topk)?;
-            total += ours.len() as u64;
-            matched += ours.iter().zip(&theirs).filter(|(a, b)| a.id == b.id).count() as u64;
-            let both = ours.iter().zip(&theirs).filter_map(|(a, b)| Some((a.logprob()? - b.logprob()?).abs()));
-            for apart in both {
-                difference += apart;
-                counted += 1;
-            }
-        }
-        let agreement = VerifyAgreement {
-            matched,
-            total,
-            mean_abs_logprob_diff: (counted > 0).then(|| difference / counted as f64),
+    /// How far the model agrees with a reference, and why it cannot be compared where it cannot.
+    fn compare(&self, reference: &Reference) -> (Agreement, Option<Fault>) {
+        let headless = reference.draft_pred.is_some() && !self.model.has_mtp();
+        let compared = match headless {
+            true => compare(self.model, &Reference { draft_pred: None, ..reference.clone() }),
+            false => compare(self.model, reference),
         };
-        let share = 100.0 * matched as f64 / total.max(1) as f64;
-        let detail = format!("the source says the same after {matched} of {total} tokens ({share:.1} %)");
-        self.outcome.stage.check("source", Vec::new(), &detail);
-        self.outcome.agreement = Some(agreement);
-        Ok(())
+        match compared {
+            Ok(agreement) => (agreement, headless.then(|| Fault::new(Place::default(), FaultKind::NoMtpHead))),
+            Err(fault) => (Agreement::default(), Some(fault)),
+        }
+    }
+
+    /// Whether a reference wants sparse attention of a model that has none.
+    fn dense(&self, reference: &Reference, number: usize) -> Option<FaultKind> {
+        let index_topk = reference.index_topk.unwrap_or(self.model.config().index_topk);
+        let tokens = reference.full_ids.len();
+        let sparse = (tokens as u64) > index_topk && !self.model.has_indexers();
+        sparse.then_some(FaultKind::NoIndexer { reference: number, tokens, index_topk })
     }
 
     /// Writes references of this model: to the prompts of the given ones, or to a few of its own.
     fn write(&mut self, path: &Path, prepared: &Prepared) -> Result<(), Faults> {
-        let given: Vec<&Reference> = prepared.files.iter().flat_map(|(_, file)| &file.references).collect();
-        let prompts: Vec<(Vec<u32>, Option<u64>)> = match given.is_empty() {
-            true => self.prompts().into_iter().map(|prompt| (prompt, None)).collect(),
-            false => given.iter().map(|r| (r.prompt_ids.clone(), r.index_topk)).collect(),
-        };
         let fingerprint = fingerprint(&self.directory, self.model.config())?;
-        let mut references = Vec::with_capacity(prompts.len());
-        for (prompt, index_topk) in prompts {
+        let prompts: Vec<(Vec<u32>, Option<u64>)> = match prepared.files.is_empty() {
+            true => self.prompts().into_iter().map(|prompt| (prompt, None)).collect(),
+            false => prepared.references().map(|r| (r.prompt_ids.clone(), r.index_topk)).collect(),
+        };
+        let recorded = prompts.iter().map(|(prompt, index_topk)| {
             let recording = Recording {
                 tokens: RECORDED_TOKENS,
-                index_topk,
+                index_topk: *index_topk,
                 drafts: self.model.has_mtp(),
                 fingerprint: Some(fingerprint.clone()),
             };
-            references.push(record(self.model, &prompt, &recording)?);
+            record(self.model, prompt, &recording)
+        });
+        match recorded.collect::<Result<Vec<Reference>>>() {
+            Ok(references) => {
+                let detail = format!("{} to {}", counted(references.len(), "reference"), path.to_string_lossy());
+                write_whole(path, ReferenceFile { references }.to_text().as_bytes(), false)?;
+                self.outcome.stage.check("written", Vec::new(), &detail);
+            }
+            Err(fault) => {
+                let found = (Severity::Error, placed(fault, &self.directory));
+                self.outcome.stage.check("written", vec![found], "");
+            }
         }
-        let count = counted(references.len(), "reference");
-        write_whole(path, ReferenceFile { references }.to_text().as_bytes(), false)?;
-        self.outcome.stage.check("written", Vec::new(), &format!("{count} to {}", path.to_string_lossy()));
         Ok(())
     }
 }
@@ -279,67 +242,4 @@ impl<B: Backend> Level<'_, B> {
 fn placed(fault: Fault, path: &Path) -> Fault {
     let place = if fault.place == Place::default() { Place::file(path) } else { fault.place };
     Fault { place, kind: fault.kind }
-}
-
-/// Real mismatches of one reference, and log-probabilities that rounding cannot explain.
-fn disagreements(agreement: &Agreement, path: &Path, reference: usize) -> Vec<Found> {
-    let mut findings = Vec::new();
-    let mut push = |kind| findings.push((Severity::Error, Fault::new(Place::file(path), kind)));
-    let compared = [
-        ("teacher-forced predictions", agreement.teacher_forced),
-        ("greedy tokens", agreement.greedy),
-        ("drafts", agreement.mtp.map(|mtp| mtp.matches)),
-    ];
-    for (what, matches) in compared {
-        let Some(Matches { matched, near_tie, total, first_mismatch }) = matches.filter(|m| !m.good()) else {
-            continue;
-        };
-        let (at, expected, found) = first_mismatch.unwrap_or_default();
-        push(FaultKind::TokensDiffer { reference, what, equal: matched + near_tie, total, at, expected, found });
-    }
-    if let Some(found) = agreement.max_abs_logprob_diff.filter(|&apart| apart.is_nan() || apart > LOGPROB_TOLERANCE) {
-        push(FaultKind::LogprobsDiffer { reference, found, tolerance: LOGPROB_TOLERANCE });
-    }
-    findings
-}
-
-fn entry(reference: String, device: String, mode: Mode, agreement: &Agreement) -> VerifyTokens {
-    VerifyTokens {
-        reference,
-        device,
-        mode: <&str>::from(mode).to_owned(),
-        teacher_forced: agreement.teacher_forced.map(|m| VerifyTeacherForced {
-            matched: m.matched as u64,
-            near_tie: m.near_tie as u64,
-            total: m.total as u64,
-        }),
-        greedy: agreement.greedy.map(|m| VerifyGreedy { matched: m.matched as u64, total: m.total as u64 }),
-        max_abs_logprob_diff: agreement.max_abs_logprob_diff.filter(|apart| apart.is_finite()),
-        mtp: agreement.mtp.map(|mtp| VerifyDrafts {
-            matched: mtp.matches.matched as u64,
-            total: mtp.matches.total as u64,
-            proposed: mtp.proposed as u64,
-            accepted: mtp.accepted as u64,
-        }),
-        gpu: None,
-    }
-}
-
-/// All references together in one line.
-fn summary(total: &Agreement) -> String {
-    let mut parts = Vec::new();
-    let of = |m: &Matches| match m.near_tie {
-        0 => format!("{} of {}", m.matched, m.total),
-        ties => format!("{} of {} ({})", m.matched, m.total, counted(ties, "near-tie")),
-    };
-    parts.extend(total.teacher_forced.as_ref().map(|m| format!("teacher-forced {}", of(m))));
-    parts.extend(total.greedy.as_ref().map(|m| format!("greedy {}", of(m))));
-    parts.extend(total.max_abs_logprob_diff.map(|apart| format!("log-probabilities within {apart:.1e}")));
-    parts.extend(
-        total
-            .mtp
-            .as_ref()
-            .map(|mtp| format!("drafts {}, {} of {} accepted", of(&mtp.matches), mtp.accepted, mtp.proposed)),
-    );
-    parts.join("; ")
 }

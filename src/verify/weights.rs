@@ -12,11 +12,13 @@ use rayon::prelude::*;
 
 use super::{Stage, counted};
 use crate::checkpoint::{Allowed, Checkpoint};
+use crate::config::CONFIG_FILE;
 use crate::container::reader::{Found, StoredWeight, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::format::Format;
 use crate::limits;
 use crate::progress::Progress;
+use crate::reference::differences;
 use crate::roles::Pass;
 use crate::tensor::TensorName;
 use crate::weights::{ContainerRows, ReadBuffer, SourceRows, StoredRows};
@@ -81,8 +83,18 @@ pub(super) fn against(survey: &Survey, source: &Checkpoint, progress: &dyn Progr
     progress.end();
     let mut stage = Stage { bytes_read: bytes, ..Stage::default() };
     let looked_at = format!("{}, each within half a step of the source", counted(weights.len(), "tensor"));
-    stage.check("weights", found.into_iter().flatten().collect(), &looked_at);
+    let found = config_differences(survey, source).chain(found.into_iter().flatten()).collect();
+    stage.check("weights", found, &looked_at);
     stage
+}
+
+/// The same weights under another config.json are another model.
+fn config_differences(survey: &Survey, source: &Checkpoint) -> impl Iterator<Item = Found> {
+    let path = survey.directory.join(CONFIG_FILE);
+    let differing = survey.config.as_ref().map(|config| differences(config, &source.config));
+    differing.into_iter().flatten().map(move |(key, found, expected)| {
+        (Severity::Error, Fault::new(Place::file(&path), FaultKind::ConfigNotTheSource { key, expected, found }))
+    })
 }
 
 /// One thread's reused space.
