@@ -143,9 +143,13 @@ impl Checkpoint {
         weight_files: &[String],
         allowed: Allowed,
     ) -> Result<(), Faults> {
+        // A name that the model does not have is nobody's: its file is looked at, so that what is wrong is told whole.
         let wanted = |name: &TensorName| {
             let weight = name.as_str().strip_suffix(SCALE_SUFFIX).unwrap_or(name.as_str());
-            self.census.role(weight).is_some_and(|role| passes.contains(&role.pass))
+            match self.census.role(weight) {
+                Some(role) => passes.contains(&role.pass),
+                None => !Census::dropped(name.as_str(), &self.config),
+            }
         };
         let mut tensors_of: BTreeMap<&str, (usize, bool)> = BTreeMap::new();
         for (name, shard) in index.entries() {
@@ -200,10 +204,13 @@ pub fn weight_files(directory: &Path) -> Result<Vec<String>> {
     let list = |e| Fault::io("list the directory", directory, e);
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(list)? {
-        if let Ok(name) = entry.map_err(list)?.file_name().into_string()
-            && name.ends_with(".safetensors")
-        {
-            files.push(name);
+        match entry.map_err(list)?.file_name().into_string() {
+            Ok(name) if name.ends_with(".safetensors") => files.push(name),
+            // Others would read such a file; here it can be named in no index, manifest or report.
+            Err(name) if name.to_string_lossy().ends_with(".safetensors") => {
+                return Err(Fault::new(Place::file(directory.join(name)), FaultKind::WeightFileName));
+            }
+            _ => {}
         }
     }
     if files.is_empty() {

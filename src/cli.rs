@@ -209,7 +209,7 @@ pub(crate) fn findings_text(findings: &[Finding]) -> String {
 
 /// Tells what was accepted although it is odd.
 pub(crate) fn warn(faults: &[Fault]) {
-    let findings: Vec<Finding> = faults.iter().map(|fault| Finding::new(Severity::Warning, fault)).collect();
+    let findings: Vec<Finding> = faults.iter().map(Finding::accepted).collect();
     tell(&findings_text(&findings));
 }
 

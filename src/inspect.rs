@@ -238,13 +238,9 @@ fn checkpoint(directory: &Path, selection: &Selection) -> Result<(InspectReport,
     let mut report = empty(Kind::Checkpoint, config.as_ref().ok());
     let opened = match Checkpoint::open(directory, &Pass::ALL, Allowed::default()) {
         Ok(checkpoint) => {
-            let severity = |fault: &Fault| match *fault.kind {
-                FaultKind::PassAbsent { .. } | FaultKind::Misaligned { .. } => Severity::Note,
-                _ => Severity::Warning,
-            };
             let config_path = directory.join(CONFIG_FILE);
             let silent = checkpoint.config.silent_faults(&config_path);
-            report.findings = checkpoint.warnings.iter().map(|f| Finding::new(severity(f), f)).collect();
+            report.findings = checkpoint.warnings.iter().map(Finding::accepted).collect();
             report.findings.extend(silent.iter().map(|fault| Finding::new(Severity::Error, fault)));
             Some(checkpoint)
         }

@@ -77,36 +77,47 @@ pub struct Settings {
     pub group_size: Option<GroupSize>,
     /// Bits of every class that has no flag of its own; default 4.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub ebits: Option<u32>,
     /// Bits of the routed experts; default `ebits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub xbits: Option<u32>,
     /// Bits of embedding and output head; default 8.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub io_bits: Option<u32>,
     /// Bits of the shared experts; default `ebits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub shared_bits: Option<u32>,
     /// Bits of `o_proj`; default `ebits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub o_bits: Option<u32>,
     /// Bits of `kv_b_proj`; default `ebits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub kvb_bits: Option<u32>,
     /// Bits of the other attention projections; default `ebits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub attn_bits: Option<u32>,
     /// Bits of the dense layers' MLP; default `ebits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub dmlp_bits: Option<u32>,
     /// Bits of the routed experts' `gate_proj`; default `xbits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub gate_bits: Option<u32>,
     /// Bits of the routed experts' `up_proj`; default `xbits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub up_bits: Option<u32>,
     /// Bits of the routed experts' `down_proj`; default `xbits`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 8))]
     pub down_bits: Option<u32>,
     /// Formats of single tensors; the first rule that matches wins.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -15,7 +15,7 @@ pub use self::verify::{
     VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
 pub use crate::error::Severity;
-use crate::error::{Fault, escaped, escaped_whole};
+use crate::error::{Fault, FaultKind, escaped, escaped_whole};
 
 /// Something that a report tells about a file or tensor.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -48,6 +48,15 @@ impl Finding {
             message: fault.kind.to_string(),
             hint: fault.hint(),
         }
+    }
+
+    /// Something that was accepted: odd, or only worth knowing.
+    pub fn accepted(fault: &Fault) -> Finding {
+        let severity = match *fault.kind {
+            FaultKind::PassAbsent { .. } | FaultKind::Misaligned { .. } => Severity::Note,
+            _ => Severity::Warning,
+        };
+        Finding::new(severity, fault)
     }
 
     /// Place and message on one line.

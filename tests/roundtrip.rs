@@ -83,7 +83,9 @@ fn write(directory: &Path, config: &[u8], weights: &[Written]) {
             writer.write(scales, 0, &bytes).unwrap();
         }
     }
-    let finished = writer.finish(&|_| ()).unwrap();
+    let sealed = writer.seal(&|_| ()).unwrap();
+    let finished = (sealed.record.clone(), sealed.digests.clone());
+    sealed.commit().unwrap();
     assert_eq!(digest_file(&directory.join(FILE), FILE, &layout, &|_| ()).unwrap(), finished);
     // The manifest takes the formats from the bytes; those that bytes do not tell are corrected.
     write_manifest(directory);

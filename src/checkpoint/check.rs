@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::{Allowed, Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX};
+use super::{Allowed, Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX, Shard};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::roles::{Census, Pass};
@@ -102,7 +102,14 @@ impl Checkpoint {
                 }
                 match index.file_of(tensor.name.as_str()) {
                     Some(file) if file != shard.name => {
-                        faults.push(Fault::new(place(), FaultKind::TensorElsewhere { other: file.to_owned() }));
+                        let other = file.to_owned();
+                        let both = self.shards.iter().any(|shard| shard.name == file && holds(shard, &tensor.name));
+                        let kind = if both {
+                            FaultKind::TensorElsewhere { other }
+                        } else {
+                            FaultKind::IndexWrongFile { other }
+                        };
+                        faults.push(Fault::new(place(), kind));
                     }
                     None if indexed => faults.push(Fault::new(place(), FaultKind::TensorNotInIndex)),
                     _ => {}
@@ -256,6 +263,11 @@ impl Checkpoint {
             self.warnings.push(Fault::new(Place::file(index.path()), FaultKind::TotalSize { expected, found }));
         }
     }
+}
+
+/// Whether a shard has a tensor of that name.
+fn holds(shard: &Shard, name: &TensorName) -> bool {
+    shard.header.tensors().iter().any(|tensor| tensor.name == *name)
 }
 
 /// What is wrong with the shape of a scale grid.

@@ -126,6 +126,12 @@ pub(crate) struct Arguments {
     /// Not available in this version
     #[arg(long, hide = true)]
     finish: bool,
+    /// Not available in this version
+    #[arg(long, value_name = "D", hide = true)]
+    device: Option<String>,
+    /// Not available in this version
+    #[arg(long, value_name = "MODE", hide = true)]
+    mode: Option<String>,
     #[command(flatten)]
     talk: Talk,
 }
@@ -139,6 +145,8 @@ impl Arguments {
             (self.follow, "--follow"),
             (self.consume, "--consume"),
             (self.finish, "--finish"),
+            (self.device.is_some(), "--device of `convert`"),
+            (self.mode.is_some(), "--mode of `convert`"),
         ]
         .into_iter()
         .find_map(|(given, name)| given.then_some(name))

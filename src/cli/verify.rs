@@ -127,8 +127,18 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         LevelArgument::Weights => Level::Weights,
         LevelArgument::Tokens => Level::Tokens,
     };
+    // What could not be written in the end is refused now, not after hours.
+    for path in arguments.report.iter().chain(&arguments.write_reference) {
+        let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        if !parent.is_dir() {
+            return Err(Fault::new(Place::file(parent), FaultKind::NotADirectory).into());
+        }
+    }
     if let Some(path) = &arguments.report {
         check_replaceable(path)?;
+    }
+    if let Some(path) = arguments.write_reference.as_ref().filter(|path| path.symlink_metadata().is_ok()) {
+        return Err(Fault::new(Place::file(path), FaultKind::FileThere).into());
     }
     let tokens = arguments.tokens()?;
     let options = Options { level, source: arguments.source.clone(), threads: arguments.threads, tokens };

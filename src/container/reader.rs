@@ -355,6 +355,11 @@ impl Survey {
             let place = Place { file: Some(self.directory.clone()), ..fault.place };
             self.error(place, *fault.kind);
         }
+        let tied = self.config.as_ref().is_some_and(|config| config.tie_word_embeddings);
+        if tied && self.weights.contains_key("lm_head.weight") {
+            let place = Place::tensor(&self.directory, "lm_head.weight");
+            self.warning(place, FaultKind::HeadTied);
+        }
         for pass in absent.passes {
             let (severity, what) = match pass {
                 Pass::Main => (Severity::Error, "of the hidden layers"),

@@ -13,7 +13,7 @@ use crate::format::{ByteCounts, Format, misread_as, safe_group_sizes, upstream_r
 use crate::limits;
 use crate::quantize::Quantizer;
 use crate::recipe::Recipe;
-use crate::report::{ConvertClass, ConvertFile, ConvertReport, Finding, Severity};
+use crate::report::{ConvertClass, ConvertFile, ConvertReport, Finding};
 use crate::roles::{Class, Pass, Role};
 use crate::tensor::TensorName;
 use crate::weights::{ReadBuffer, SourceRows, read_scales};
@@ -173,7 +173,7 @@ impl Plan {
             peak_anonymous_bytes: None,
             free_bytes: None,
             fits: None,
-            warnings: warnings.iter().map(|fault| Finding::new(Severity::Warning, fault)).collect(),
+            warnings: warnings.iter().map(Finding::accepted).collect(),
         }
     }
 }

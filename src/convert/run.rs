@@ -22,7 +22,7 @@ use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{self, DirectoryLock, SourceFile, write_whole};
 use crate::limits;
 use crate::quantize::Decoder;
-use crate::report::{ConvertFile, ConvertReport, Finding, Severity};
+use crate::report::{ConvertFile, ConvertReport, Finding};
 use crate::tensor::TensorName;
 use crate::threads;
 use crate::weights::{ReadBuffer, SourceRows};
@@ -419,7 +419,7 @@ fn finish(job: &mut Job, done: Done) -> Result<Stats, Faults> {
 
 /// What was accepted, now and when earlier files were written: each thing once, in an order of its own.
 fn warnings(job: &Job) -> Vec<Finding> {
-    let now = job.warnings.iter().map(|fault| Finding::new(Severity::Warning, fault));
+    let now = job.warnings.iter().map(Finding::accepted);
     let mut all: Vec<Finding> = now.chain(job.destination.progress.warnings.iter().cloned()).collect();
     all.sort();
     all.dedup();

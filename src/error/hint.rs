@@ -25,7 +25,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::DuplicateInFiles { .. } | K::TensorElsewhere { .. } => {
             "remove the file that does not belong to the model".into()
         }
-        K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
+        K::IndexWrongFile { .. } | K::TensorNotInShard | K::ShardMissing { .. } | K::TensorNotInIndex => {
             "download the file and model.safetensors.index.json again, from the same revision".into()
         }
         K::IndexMissing { .. } | K::IndexSyntax { .. } | K::DuplicateInIndex | K::IndexPath { .. } => {
@@ -98,6 +98,8 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::SameDirectory | K::SameFile { .. } | K::DestinationIsFile => {
             "choose another directory for the container".into()
         }
+        K::WeightFileName => "rename it, or remove it if it does not belong to the model".into(),
+        K::FileThere => "choose another name: nothing existing is overwritten".into(),
         K::NoSpace { .. } => "free the space, or choose another disk".into(),
         K::Locked => "wait for it to end".into(),
         K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),

@@ -112,6 +112,12 @@ pub enum FaultKind {
     ShardMissing { tensors: usize },
     #[error("the index says this file holds the tensor, but it does not")]
     TensorNotInShard,
+    #[error("the index says that {} holds the tensor, but this file does", escaped(other))]
+    IndexWrongFile { other: String },
+    #[error("the name of this weight file is not UTF-8")]
+    WeightFileName,
+    #[error("the file is there already")]
+    FileThere,
     #[error("the file holds the tensor, but the index does not name it")]
     TensorNotInIndex,
     #[error("the index does not name this file; {} read all the same", are(*tensors as u64, "tensor"))]
