@@ -128,7 +128,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         LevelArgument::Tokens => Level::Tokens,
     };
     // What could not be written in the end is refused now, not after hours.
-    for path in arguments.report.iter().chain(&arguments.write_reference) {
+    let reference = arguments.write_reference.as_ref().filter(|_| level == Level::Tokens);
+    for path in arguments.report.iter().chain(reference) {
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         if !parent.is_dir() {
             return Err(Fault::new(Place::file(parent), FaultKind::NotADirectory).into());
@@ -137,7 +138,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if let Some(path) = &arguments.report {
         check_replaceable(path)?;
     }
-    if let Some(path) = arguments.write_reference.as_ref().filter(|path| path.symlink_metadata().is_ok()) {
+    if let Some(path) = reference.filter(|path| path.symlink_metadata().is_ok()) {
         return Err(Fault::new(Place::file(path), FaultKind::FileThere).into());
     }
     let tokens = arguments.tokens()?;
