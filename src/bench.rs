@@ -38,10 +38,11 @@ pub struct Options {
 
 /// Measures reading headers, surveying, and verifying payloads.
 pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    let pool = threads::pool(options.threads, &options.directory)?;
+    let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
+    // As many workers as verifying has.
+    let pool = threads::pool(limits::HASH_WORKERS * threads, &options.directory)?;
     let scratch = Scratch::create(&options.directory)?;
     let mut measures = headers(&scratch, options)?;
-    let threads = pool.current_num_threads();
     let container = scratch.path.join("payload");
     Synthetic::of_bytes(options.bytes, threads).write(&container, Contents::Random, true, progress)?;
     measures.extend(payload(&container, options, &pool)?);
