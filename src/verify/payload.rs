@@ -151,7 +151,6 @@ impl Task<'_> {
                 scans.entry(tensor).or_default().feed(bytes);
             }
         };
-        source.expect_sequential();
         let read = |buffer: &mut [u8], offset| source.read_at(buffer, offset);
         let hashed = |bytes| progress.advance(bytes, 0);
         let (bytes, step) = (source.bytes(), limits::VERIFY_READ_BYTES);
