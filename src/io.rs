@@ -71,12 +71,6 @@ impl SourceFile {
         })
     }
 
-    /// Tells the system that the file will be read from its start to its end, so that it reads further ahead.
-    pub fn expect_sequential(&self) {
-        #[cfg(target_os = "linux")]
-        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Sequential);
-    }
-
     /// Asks the system to forget what it keeps of the file in memory, so that it is read from the disk again.
     pub fn forget_cached(&self) {
         #[cfg(target_os = "linux")]

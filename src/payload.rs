@@ -142,26 +142,60 @@ impl Scan {
     }
 
     fn values(&mut self, row: u64, values: &[f32]) {
-        let half = values.len() / 2;
-        let (mut all_zero, mut zeros) = (true, [0; 2]);
-        for (column, &value) in values.iter().enumerate() {
-            if !value.is_finite() {
-                see(&mut self.non_finite, Some(Seen { count: 1, first: (row, column as u64, value) }));
-                all_zero = false;
-                continue;
-            }
-            self.min = self.min.min(value);
-            self.max = self.max.max(value);
-            let value = f64::from(value);
-            self.sum += value;
-            self.sum_squares += value * value;
-            zeros[usize::from(column >= half)] += u64::from(value == 0.0);
-            all_zero &= value == 0.0;
-        }
+        let zeros = if values.iter().fold(true, |all, value| all & value.is_finite()) {
+            let (left, right) = values.split_at(values.len() / 2);
+            [self.finite(left), self.finite(right)]
+        } else {
+            self.with_non_finite(row, values)
+        };
         self.zeros = [self.zeros[0] + zeros[0], self.zeros[1] + zeros[1]];
-        if all_zero && !values.is_empty() {
+        if zeros[0] + zeros[1] == values.len() as u64 && !values.is_empty() {
             see(&mut self.zero_rows, Some(Seen { count: 1, first: row }));
         }
+    }
+
+    /// Adds finite values, in lanes that need not wait for each other, and counts the zeros among them.
+    fn finite(&mut self, values: &[f32]) -> u64 {
+        const LANES: usize = 8;
+        let mut least = [f32::INFINITY; LANES];
+        let mut most = [f32::NEG_INFINITY; LANES];
+        let (mut sums, mut squares, mut zeros) = ([0f64; LANES], [0f64; LANES], [0u32; LANES]);
+        let mut one = |lane: usize, value: f32| {
+            least[lane] = if value < least[lane] { value } else { least[lane] };
+            most[lane] = if value > most[lane] { value } else { most[lane] };
+            zeros[lane] += u32::from(value == 0.0);
+            let value = f64::from(value);
+            sums[lane] += value;
+            squares[lane] += value * value;
+        };
+        let (chunks, rest) = values.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (lane, &value) in chunk.iter().enumerate() {
+                one(lane, value);
+            }
+        }
+        for (lane, &value) in rest.iter().enumerate() {
+            one(lane, value);
+        }
+        self.min = least.into_iter().fold(self.min, f32::min);
+        self.max = most.into_iter().fold(self.max, f32::max);
+        self.sum += sums.iter().sum::<f64>();
+        self.sum_squares += squares.iter().sum::<f64>();
+        zeros.into_iter().map(u64::from).sum()
+    }
+
+    /// Adds values one at a time; those that are not finite are counted apart. Zeros of either half are counted.
+    fn with_non_finite(&mut self, row: u64, values: &[f32]) -> [u64; 2] {
+        let half = values.len() / 2;
+        let mut zeros = [0; 2];
+        for (column, &value) in values.iter().enumerate() {
+            if value.is_finite() {
+                zeros[usize::from(column >= half)] += self.finite(&[value]);
+            } else {
+                see(&mut self.non_finite, Some(Seen { count: 1, first: (row, column as u64, value) }));
+            }
+        }
+        zeros
     }
 
     fn scales(&mut self, row: u64, scales: &[f32]) {
@@ -178,12 +212,42 @@ impl Scan {
     }
 
     fn codes(&mut self, row: u64, levels: &[i8], range: (i8, i8)) {
-        let Some(counts) = &mut self.levels else { return };
-        for &level in levels {
-            counts[(i16::from(level) + 128) as usize] += 1;
-            if level < range.0 {
-                see(&mut self.unusual, Some(Seen { count: 1, first: (level, row) }));
+        if levels.iter().fold(i8::MAX, |least, &level| least.min(level)) >= range.0 {
+            return;
+        }
+        for &level in levels.iter().filter(|level| **level < range.0) {
+            see(&mut self.unusual, Some(Seen { count: 1, first: (level, row) }));
+        }
+    }
+}
+
+/// Counts of levels, in several tables in turn: a level that comes twice in a row need not wait for itself.
+struct Histogram([[u32; 256]; 4]);
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram([[0; 256]; 4])
+    }
+}
+
+impl Histogram {
+    fn add(&mut self, levels: &[i8]) {
+        let place = |level: i8| (level.cast_unsigned() ^ 0x80) as usize;
+        let (chunks, rest) = levels.as_chunks::<4>();
+        for chunk in chunks {
+            for (table, &level) in self.0.iter_mut().zip(chunk) {
+                table[place(level)] += 1;
             }
+        }
+        for &level in rest {
+            self.0[0][place(level)] += 1;
+        }
+    }
+
+    /// Moves the counts over, as level + 128.
+    fn drain(&mut self, levels: &mut [u64; 256]) {
+        for table in &mut self.0 {
+            levels.iter_mut().zip(std::mem::replace(table, [0; 256])).for_each(|(sum, count)| *sum += u64::from(count));
         }
     }
 }
@@ -204,10 +268,10 @@ pub fn scan(rows: &ContainerRows<'_>) -> Result<Scan> {
 }
 
 /// One thread's reused space.
-type Buffers = (StoredRows, Vec<f32>, Vec<i8>);
+type Buffers = (StoredRows, Vec<f32>, Vec<i8>, Histogram);
 
 fn scan_block(rows: &ContainerRows<'_>, first: u64, count: u64, buffers: &mut Buffers) -> Result<Scan> {
-    let (stored, values, levels) = buffers;
+    let (stored, values, levels, histogram) = buffers;
     let columns = rows.columns as usize;
     let decoder = rows.decoder();
     let mut scan = Scan::new(rows);
@@ -226,11 +290,15 @@ fn scan_block(rows: &ContainerRows<'_>, first: u64, count: u64, buffers: &mut Bu
             scan.scales(row, rows.scales(stored, first, row));
         }
         if decoder.codes_row(codes, levels) {
+            histogram.add(levels);
             scan.codes(row, levels, decoder.code_range().unwrap_or((i8::MIN, i8::MAX)));
         }
         if !decoder.padding_ok(codes, columns) {
             see(&mut scan.padding, Some(Seen { count: 1, first: row }));
         }
+    }
+    if let Some(levels) = &mut scan.levels {
+        histogram.drain(levels);
     }
     scan.rows = count;
     Ok(scan)

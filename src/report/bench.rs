@@ -28,6 +28,8 @@ pub struct BenchMeasure {
     pub name: String,
     /// Median duration.
     pub seconds: f64,
+    /// Shortest duration: what other programs on the machine disturbed least. Rates are by this one.
+    pub fastest_seconds: f64,
     /// Repetitions.
     pub rounds: u64,
     /// Bytes that went through; null where that is not the point.

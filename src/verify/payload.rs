@@ -86,8 +86,8 @@ fn by_checksums(survey: &Survey, manifest: &Manifest, progress: &dyn Progress) -
     by_values(survey, &unnamed, stage, progress)
 }
 
-/// Works on all tasks, the largest first, with two workers for each thread: while one waits for the disk, the other
-/// hashes. Results are in the order of the tasks.
+/// Works on all tasks, the largest first, with more workers than threads, so that the disk does not wait for hashing.
+/// Results are in the order of the tasks.
 fn run_all<R: Send>(tasks: &[Task<'_>], work: impl Fn(&Task<'_>) -> R + Sync) -> Vec<R> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     order.sort_by_key(|&task| Reverse(tasks[task].record.bytes));
@@ -96,7 +96,7 @@ fn run_all<R: Send>(tasks: &[Task<'_>], work: impl Fn(&Task<'_>) -> R + Sync) ->
         let take = || order.get(next.fetch_add(1, Ordering::Relaxed)).copied();
         std::iter::from_fn(take).map(|task| (task, work(&tasks[task]))).collect::<Vec<(usize, R)>>()
     };
-    let workers = (2 * rayon::current_num_threads()).min(tasks.len());
+    let workers = (limits::HASH_WORKERS * rayon::current_num_threads()).min(tasks.len());
     let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
         let handles: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
         handles.into_iter().flat_map(|handle| handle.join().expect("a worker does not panic")).collect()
@@ -151,7 +151,6 @@ impl Task<'_> {
                 scans.entry(tensor).or_default().feed(bytes);
             }
         };
-        source.expect_sequential();
         let read = |buffer: &mut [u8], offset| source.read_at(buffer, offset);
         let hashed = |bytes| progress.advance(bytes, 0);
         let (bytes, step) = (source.bytes(), limits::VERIFY_READ_BYTES);

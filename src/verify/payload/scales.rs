@@ -17,8 +17,8 @@ pub(super) struct ScaleScan {
 }
 
 /// Whether the bits are those of a positive finite number: zero, signs, infinities and NaN lie outside of the range.
-fn is_good(bits: u32) -> bool {
-    bits.wrapping_sub(1) < f32::INFINITY.to_bits() - 1
+fn is_good(bits: i32) -> bool {
+    (bits > 0) & (bits < f32::INFINITY.to_bits().cast_signed())
 }
 
 impl ScaleScan {
@@ -39,9 +39,9 @@ impl ScaleScan {
     }
 
     fn whole(&mut self, scales: &[[u8; 4]]) {
-        let good = |scale: &[u8; 4]| is_good(u32::from_le_bytes(*scale));
-        if !scales.iter().fold(true, |all, scale| all & good(scale)) {
-            for (i, scale) in scales.iter().enumerate().filter(|(_, scale)| !good(scale)) {
+        let bad = |scale: &[u8; 4]| !is_good(i32::from_le_bytes(*scale));
+        if scales.iter().fold(0, |any, scale| any | u32::from(bad(scale))) != 0 {
+            for (i, scale) in scales.iter().enumerate().filter(|(_, scale)| bad(scale)) {
                 self.bad += 1;
                 self.first_bad.get_or_insert((self.count + i as u64, f32::from_le_bytes(*scale)));
             }
@@ -75,10 +75,10 @@ mod tests {
     #[test]
     fn positive_finite_numbers_are_good() {
         for good in [f32::from_bits(1), 1e-8, 1.0, f32::MAX] {
-            assert!(is_good(good.to_bits()), "{good}");
+            assert!(is_good(good.to_bits().cast_signed()), "{good}");
         }
         for bad in [0.0, -0.0, -1e-30, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN] {
-            assert!(!is_good(bad.to_bits()), "{bad}");
+            assert!(!is_good(bad.to_bits().cast_signed()), "{bad}");
         }
     }
 
