@@ -128,18 +128,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         LevelArgument::Tokens => Level::Tokens,
     };
     // What could not be written in the end is refused now, not after hours.
-    let reference = arguments.write_reference.as_ref().filter(|_| level == Level::Tokens);
-    for path in arguments.report.iter().chain(reference) {
+    if let Some(path) = &arguments.report {
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         if !parent.is_dir() {
             return Err(Fault::new(Place::file(parent), FaultKind::NotADirectory).into());
         }
-    }
-    if let Some(path) = &arguments.report {
         check_replaceable(path)?;
-    }
-    if let Some(path) = reference.filter(|path| path.symlink_metadata().is_ok()) {
-        return Err(Fault::new(Place::file(path), FaultKind::FileThere).into());
     }
     let tokens = arguments.tokens()?;
     let options = Options { level, source: arguments.source.clone(), threads: arguments.threads, tokens };

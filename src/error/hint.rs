@@ -99,7 +99,6 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "choose another directory for the container".into()
         }
         K::WeightFileName => "rename it, or remove it if it does not belong to the model".into(),
-        K::FileThere => "choose another name: nothing existing is overwritten".into(),
         K::NoSpace { .. } => "free the space, or choose another disk".into(),
         K::Locked => "wait for it to end".into(),
         K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),

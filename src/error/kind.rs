@@ -116,8 +116,6 @@ pub enum FaultKind {
     IndexWrongFile { other: String },
     #[error("the name of this weight file is not UTF-8")]
     WeightFileName,
-    #[error("the file is there already")]
-    FileThere,
     #[error("the file holds the tensor, but the index does not name it")]
     TensorNotInIndex,
     #[error("the index does not name this file; {} read all the same", are(*tensors as u64, "tensor"))]

@@ -41,7 +41,7 @@ pub const INDEX: &[Row] = &[
         ],
     ),
     ("tensor-called-metadata", &["error tensor-not-in-shard model-00002-of-00002.safetensors __metadata__"]),
-    ("tensor-in-the-other-shard", &["error tensor-elsewhere model-00002-of-00002.safetensors model.norm.weight"]),
+    ("tensor-in-the-other-shard", &["error index-wrong-file model-00002-of-00002.safetensors model.norm.weight"]),
     ("tensor-in-two-files-without-index", &["error duplicate-in-files more.safetensors model.norm.weight"]),
     (
         "tensor-in-two-shards",
