@@ -48,20 +48,23 @@ impl Topic {
             K::ShardMissing { .. } | K::NumberingGap { .. } | K::DuplicateInFiles { .. } | K::TooManyFiles { .. } => {
                 Topic::Files
             }
-            K::Unfinished | K::CensusIncomplete { .. } => Topic::Files,
+            K::Unfinished | K::CensusIncomplete { .. } | K::WeightFileName => Topic::Files,
             K::IndexSyntax { .. } | K::DuplicateInIndex | K::IndexPath { .. } | K::IndexMissing { .. } => Topic::Index,
-            K::TensorNotInShard | K::TensorNotInIndex | K::TensorElsewhere { .. } => Topic::Index,
+            K::TensorNotInShard | K::TensorNotInIndex | K::TensorElsewhere { .. } | K::IndexWrongFile { .. } => {
+                Topic::Index
+            }
             K::TotalSize { .. } | K::TotalSizeMissing | K::FileNotInIndex { .. } => Topic::Index,
             K::ConfigMissing { .. } | K::ConfigValue { .. } | K::ConfigSilent { .. } | K::ModelType { .. } => {
                 Topic::Config
             }
             K::TooManyStopIds { .. } | K::StaleQuantization { .. } | K::SourceQuantization { .. } => Topic::Config,
+            K::NoStopIds | K::ConfigAbsent => Topic::Config,
             K::EngineLimit { what: "stamps", .. } => Topic::Stamps,
             K::EngineLimit { .. } => Topic::Config,
             K::SmallFileMissing { .. } => Topic::SmallFiles,
             K::TensorMissing { .. } | K::ShapeMismatch { .. } | K::UnknownTensor => Topic::Census,
             K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => Topic::Census,
-            K::PassAbsent { .. } | K::HeadMissing | K::HeadTied => Topic::Census,
+            K::PassAbsent { .. } | K::HeadMissing | K::HeadTied | K::NestedTensor { .. } => Topic::Census,
             K::StoredDtype { .. } | K::StoredShape { .. } | K::StoredBytes { .. } | K::NoFormat { .. } => Topic::Counts,
             K::Ambiguous { .. } | K::EngineMisreads { .. } | K::HeadFormat { .. } => Topic::Counts,
             K::QuantizedScaleMissing { .. } | K::QuantizedScaleOrphan { .. } | K::ScalesApart { .. } => Topic::Counts,
