@@ -125,7 +125,7 @@ fn check_read(survey: &Survey, weight: &Written) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn what_is_written_is_read(
@@ -223,7 +223,7 @@ impl Sealed {
 thread_local!(static SEALED: Sealed = Sealed::new());
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn any_flipped_byte_is_told_with_its_tensor(file in 0usize..2, place: prop::sample::Index, flip in 1u8..=255) {
