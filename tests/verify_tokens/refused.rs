@@ -81,6 +81,8 @@ fn flags() {
         (&["--level", "payload", "--write-reference", "/nowhere/r.json"], "flag-unused"),
         (&["--write-reference", "/nowhere/r.json"], "not-a-directory"),
         (&["--write-reference", reference], "file-exists"),
+        (&["--report", "/nowhere/r.json"], "not-a-directory"),
+        (&["--report", reference], "other-report"),
     ] {
         assert_eq!(refused(arguments, container.path()), kind, "{arguments:?}");
     }

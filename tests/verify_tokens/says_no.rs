@@ -74,7 +74,8 @@ fn a_log_probability_that_rounding_cannot_explain() {
     let report = apart(0.01);
     assert_fails(&report, &["tokens"], &["logprobs-differ"]);
     assert!((report.tokens[0].max_abs_logprob_diff.unwrap() - 0.01).abs() < 1e-4);
-    assert_passes(&apart(1e-4));
+    assert_fails(&apart(3e-4), &["tokens"], &["logprobs-differ"]);
+    assert_passes(&apart(1.5e-4));
 }
 
 #[test]
