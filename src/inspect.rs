@@ -9,8 +9,6 @@ use globset::{Glob, GlobMatcher};
 
 use crate::checkpoint::{Allowed, Checkpoint, SCALE_SUFFIX, weight_files};
 use crate::config::{CONFIG_FILE, Config, MODEL_TYPE};
-use crate::container::manifest::MANIFEST_FILE;
-use crate::container::progress::PROGRESS_FILE;
 use crate::container::reader::{StoredWeight, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::format::Format;
@@ -21,6 +19,7 @@ use crate::report::Finding;
 use crate::report::inspect::{InspectFile, InspectReport, InspectTensor, Kind, Mtp, Total};
 use crate::roles::{Census, Class, Pass, Role};
 use crate::tensor::{Dtype, TensorName};
+use crate::weights::ModelKind;
 
 /// What of the tensors is asked for.
 #[derive(Debug, Clone, Default)]
@@ -54,7 +53,7 @@ pub fn inspect(path: &Path, query: &Query, watch: &dyn Fn(&str, u64, u64)) -> Re
     }
     let mut report = if path.is_file() {
         file(path, &selection)?
-    } else if is_container(path)? {
+    } else if ModelKind::of(path)? == ModelKind::Container {
         let survey = Survey::read(path)?;
         let mut report = container(&survey, &selection);
         if query.reads() {
@@ -103,21 +102,6 @@ impl Selection {
         self.glob.as_ref().is_none_or(|glob| glob.is_match(name.as_str()))
             && self.class.is_none_or(|class| role.is_some_and(|role| role.class == class))
     }
-}
-
-/// Whether a directory holds converted weights: by the files that only a converter writes, or by scales beside codes.
-fn is_container(directory: &Path) -> Result<bool> {
-    let names = weight_files(directory)?;
-    if [MANIFEST_FILE, PROGRESS_FILE].iter().any(|name| directory.join(name).exists())
-        || names.iter().any(|name| Pass::of_file(name).is_some())
-    {
-        return Ok(true);
-    }
-    let has_scales = |name: &String| {
-        let header = SourceFile::open(&directory.join(name)).ok().and_then(|file| Header::read(&file).ok());
-        header.is_some_and(|header| header.tensors().iter().any(|t| t.name.as_str().ends_with(".qs")))
-    };
-    Ok(names.iter().any(has_scales))
 }
 
 fn empty(kind: Kind, config: Option<&Config>) -> InspectReport {

@@ -1,12 +1,21 @@
 //! Files: positioned reads that notice a shrinking file, and writes that leave either the whole file or nothing.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+pub mod hook;
+mod lock;
+mod new_file;
+
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use crate::error::{Fault, FaultKind, Place, Result};
 
+pub use lock::{Claim, DirectoryLock};
+pub use new_file::{NewFile, write_whole};
+
+/// Beginning of the names of files that a conversion needs only while it is not finished.
+pub const WORKING_PREFIX: &str = ".coliconv";
 /// Ending of a file that is being written; removed or replaced by the next run.
 pub const TEMPORARY_SUFFIX: &str = ".coliconv-tmp";
 
@@ -69,6 +78,17 @@ impl SourceFile {
             ),
             _ => Fault::io("read the file", &self.path, e),
         })
+    }
+
+    /// Where the first hole of the file begins: space that was never written. `None` without one, and where the file
+    /// system does not tell.
+    pub fn first_hole(&self) -> Option<u64> {
+        #[cfg(target_os = "linux")]
+        if self.bytes > 0 {
+            let hole = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Hole(0)).ok()?;
+            return (hole < self.bytes).then_some(hole);
+        }
+        None
     }
 
     /// Asks the system to forget what it keeps of the file in memory, so that it is read from the disk again.
@@ -134,102 +154,6 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file under construction. It gets its final name only by [`NewFile::commit`]; dropped before, it is removed.
-#[derive(Debug)]
-pub struct NewFile {
-    path: PathBuf,
-    temporary: PathBuf,
-    file: Option<File>,
-}
-
-impl NewFile {
-    /// Starts the file that is to become `path`, under a temporary name beside it. A temporary file left by a dead run is
-    /// replaced. The mode is the umask's.
-    pub fn create(path: &Path) -> Result<NewFile> {
-        let temporary = temporary_path(path);
-        match fs::remove_file(&temporary) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(Fault::io("remove a temporary file of an earlier run", &temporary, e));
-            }
-            _ => {}
-        }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-            .map_err(|e| Fault::io("create the file", &temporary, e))?;
-        Ok(NewFile { path: path.to_owned(), temporary, file: Some(file) })
-    }
-
-    fn file(&self) -> &File {
-        self.file.as_ref().expect("present until commit or drop")
-    }
-
-    /// Sets the size, so that parts can be written in any order.
-    pub fn set_len(&self, bytes: u64) -> Result<()> {
-        self.file().set_len(bytes).map_err(|e| Fault::io("set the size of the file", &self.temporary, e))
-    }
-
-    /// Writes `bytes` at `offset`.
-    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
-        write_all_at(self.file(), bytes, offset).map_err(|e| Fault::io("write the file", &self.temporary, e))
-    }
-
-    /// Reads back what was written.
-    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        read_exact_at(self.file(), buffer, offset).map_err(|e| Fault::io("read back the file", &self.temporary, e))
-    }
-
-    /// Makes the contents durable; the name is still temporary.
-    pub fn sync(&self) -> Result<()> {
-        self.file().sync_all().map_err(|e| Fault::io("write the file to disk", &self.temporary, e))
-    }
-
-    /// Makes the file durable under its final name, which must be free unless `replace` is set.
-    pub fn commit(mut self, replace: bool) -> Result<()> {
-        self.sync()?;
-        drop(self.file.take());
-        if !replace && self.path.symlink_metadata().is_ok() {
-            let _ = fs::remove_file(&self.temporary);
-            return Err(Fault::new(Place::file(&self.path), FaultKind::OutputExists));
-        }
-        fs::rename(&self.temporary, &self.path).map_err(|e| {
-            let _ = fs::remove_file(&self.temporary);
-            Fault::io("give the file its final name", &self.path, e)
-        })?;
-        sync_directory(parent(&self.path))
-    }
-}
-
-/// The temporary name beside `path`: as much of its name as leaves room for the ending.
-fn temporary_path(path: &Path) -> PathBuf {
-    const MAX_NAME_BYTES: usize = 255;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    if name.len() + TEMPORARY_SUFFIX.len() > MAX_NAME_BYTES {
-        let text = name.to_string_lossy().into_owned();
-        let end = text.floor_char_boundary(MAX_NAME_BYTES - TEMPORARY_SUFFIX.len());
-        name = text[..end].into();
-    }
-    name.push(TEMPORARY_SUFFIX);
-    path.with_file_name(name)
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if self.file.take().is_some() {
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-/// Writes a whole small file durably under its final name: all of it or nothing.
-pub fn write_whole(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
-    let file = NewFile::create(path)?;
-    file.file().write_all(bytes).map_err(|e| Fault::io("write the file", &file.temporary, e))?;
-    file.commit(replace)
-}
-
 /// The directory that holds `path`.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
@@ -238,16 +162,18 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Makes renames in a directory durable.
-#[cfg(unix)]
-pub fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path).and_then(|d| d.sync_all()).map_err(|e| Fault::io("write the directory to disk", path, e))
+/// Makes the name of `path`, or that it is gone, durable: what its directory says. Done by the file system outside Unix.
+pub fn sync_directory_of(path: &Path) -> io::Result<()> {
+    let directory = parent(path);
+    hook::announce(hook::Change::SyncDirectory, directory)?;
+    #[cfg(unix)]
+    File::open(directory)?.sync_all()?;
+    Ok(())
 }
 
-/// Makes renames in a directory durable: done by the file system here.
-#[cfg(not(unix))]
-pub fn sync_directory(_path: &Path) -> Result<()> {
-    Ok(())
+/// Whether a name is that of a file that a conversion needs only while it is not finished.
+pub fn is_working_name(name: &str) -> bool {
+    name.starts_with(WORKING_PREFIX) || name.ends_with(TEMPORARY_SUFFIX)
 }
 
 /// Bytes that an ordinary user can still write on the file system of `path`, or of its nearest existing ancestor.
@@ -266,28 +192,6 @@ fn free_bytes_of(path: &Path) -> Option<u64> {
 #[cfg(not(unix))]
 fn free_bytes_of(_path: &Path) -> Option<u64> {
     None
-}
-
-/// A directory held by this process alone until dropped; the operating system releases it when the process dies.
-#[derive(Debug)]
-pub struct DirectoryLock {
-    _file: File,
-}
-
-impl DirectoryLock {
-    /// Takes the lock, or [`FaultKind::Locked`] when another process holds it.
-    pub fn take(directory: &Path) -> Result<DirectoryLock> {
-        #[cfg(unix)]
-        let opened = File::open(directory);
-        #[cfg(not(unix))]
-        let opened = OpenOptions::new().create(true).write(true).truncate(false).open(directory.join(".coliconv.lock"));
-        let file = opened.map_err(|e| Fault::io("open the directory", directory, e))?;
-        match file.try_lock() {
-            Ok(()) => Ok(DirectoryLock { _file: file }),
-            Err(fs::TryLockError::WouldBlock) => Err(Fault::new(Place::file(directory), FaultKind::Locked)),
-            Err(fs::TryLockError::Error(e)) => Err(Fault::io("lock the directory", directory, e)),
-        }
-    }
 }
 
 /// Memory that can be taken without swapping, in bytes, where the system tells.
@@ -310,6 +214,7 @@ pub fn anonymous_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::OpenOptions;
 
     #[test]
     fn a_dropped_file_leaves_nothing() {
@@ -372,14 +277,5 @@ mod tests {
         for name in ["pipe", "."] {
             assert!(matches!(*SourceFile::open(&path(name)).unwrap_err().kind, FaultKind::NotAFile), "{name}");
         }
-    }
-
-    #[test]
-    fn a_directory_is_locked_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let held = DirectoryLock::take(dir.path()).unwrap();
-        assert!(matches!(*DirectoryLock::take(dir.path()).unwrap_err().kind, FaultKind::Locked));
-        drop(held);
-        DirectoryLock::take(dir.path()).unwrap();
     }
 }

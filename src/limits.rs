@@ -16,6 +16,8 @@ pub const MAX_NAME_BYTES: usize = 512;
 pub const MAX_RANK: usize = 8;
 /// Most weight files in one container; the colibri engine refuses more.
 pub const MAX_FILES: usize = 512;
+/// Most parts that a conversion is divided into: more than there are files would have nothing to do.
+pub const MAX_PARTS: usize = 4096;
 /// Most entries in all stamps of a container together; the colibri engine refuses more.
 pub const MAX_STAMPS: usize = 4096;
 /// Largest `config.json`, `generation_config.json` or recipe, in bytes.

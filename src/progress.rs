@@ -8,6 +8,12 @@ pub trait Progress: Sync {
     fn file(&self, name: &str);
     /// So many bytes of input were read and so many bytes of output written.
     fn advance(&self, source_bytes: u64, output_bytes: u64);
+    /// Nothing can be done until these arrive: each with the reason.
+    fn waiting(&self, _missing: &[String]) {}
+    /// Whether the user wants the run to end.
+    fn interrupted(&self) -> bool {
+        false
+    }
     /// The run, or the phase, is over, well or not.
     fn end(&self);
 }

@@ -81,7 +81,7 @@ impl Finding {
 pub struct ConvertReport {
     /// Directory of the container.
     pub container: String,
-    /// Its .safetensors files, those of earlier runs included.
+    /// Its .safetensors files, those of earlier runs included; with `--part` those of the part.
     pub files: Vec<ConvertFile>,
     /// What became of each class, of the passes of this run.
     pub classes: Vec<ConvertClass>,
@@ -101,6 +101,12 @@ pub struct ConvertReport {
     /// Whether the output fits there; with `--dry-run` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fits: Option<bool>,
+    /// Whether the container is complete: with `--part` false while other parts are missing; not with `--dry-run`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub complete: Option<bool>,
+    /// The source files that were removed; with `--consume`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub consumed: Vec<String>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,
 }

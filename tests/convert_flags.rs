@@ -161,9 +161,10 @@ fn a_recipe_says_what_flags_say() {
 #[test]
 fn what_is_not_there_yet_is_refused_by_name() {
     let place = Place::of(&small());
-    for flags in [&["--verify"][..], &["--part", "1/2"], &["--follow"], &["--consume"], &["--finish"]] {
+    for flags in [&["--verify"][..], &["--device", "cpu"], &["--mode", "fast"]] {
         let said = place.refused(flags);
-        assert_eq!(said, format!("error: {} is not available in this version\n", flags[0]));
+        assert!(said.starts_with(&format!("error: {}", flags[0])), "{said}");
+        assert!(said.ends_with("is not available in this version\n"), "{said}");
     }
     for command in ["generate", "score", "repair", "repack", "publish", "pipeline", "devices"] {
         let output = coliconv().args([command, "a", "--level", "payload", "--help"]).output().unwrap();

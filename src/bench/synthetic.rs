@@ -172,7 +172,7 @@ impl Planned<'_> {
     fn write(&self, directory: &Path, contents: Contents) -> Result<(FileRecord, Digests)> {
         if contents == Contents::Holes {
             let file = NewFile::create(&directory.join(&self.name))?;
-            file.set_len(self.layout.bytes)?;
+            file.set_sparse_bytes(self.layout.bytes)?;
             file.write_at(&self.layout.head, 0)?;
             file.commit(false)?;
             let record = FileRecord { name: self.name.clone(), bytes: self.layout.bytes, sha256: "0".repeat(64) };

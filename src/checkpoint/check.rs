@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::{Allowed, Checkpoint, Index, SCALE_BLOCK, SCALE_SUFFIX, Shard};
+use super::{Allowed, Checkpoint, SCALE_BLOCK, SCALE_SUFFIX, Shard};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::roles::{Census, Pass};
@@ -69,28 +69,44 @@ fn fit(name: &str, census: &Census, config: &Config) -> Fit {
 }
 
 impl Checkpoint {
-    pub(super) fn check(&mut self, index: &Index, passes: &[Pass], allowed: Allowed) -> Result<(), Faults> {
+    /// The opened shards, the index, and the census.
+    pub(super) fn check(&mut self, passes: &[Pass], allowed: Allowed) -> Result<(), Faults> {
         let mut faults = Vec::new();
-        self.locate(index, &mut faults);
+        self.locate(0, &mut faults);
         // While names are in doubt, everything that follows would only repeat it.
         Faults::check(std::mem::take(&mut faults))?;
-        self.check_names(index, &mut faults);
-        self.check_census(index, passes, allowed, &mut faults);
-        for (name, role) in self.weights(&Pass::ALL) {
-            self.check_tensor(name, &role.shape, &mut faults);
-            if passes.contains(&role.pass) || !self.unopened(&format!("{}{SCALE_SUFFIX}", name.as_str()), index) {
-                self.check_scales(name, &role.shape, &mut faults);
-            }
-        }
-        self.check_orphans(index, &mut faults);
-        self.check_total(index);
+        self.check_names(&mut faults);
+        self.check_census(passes, allowed, &mut faults);
+        self.check_tensors(0, passes, &mut faults);
         Faults::check(faults)
     }
 
+    /// The shards from number `from` on, opened after the others were checked.
+    pub(super) fn check_shards(&mut self, from: usize, passes: &[Pass]) -> Result<(), Faults> {
+        let mut faults = Vec::new();
+        self.locate(from, &mut faults);
+        Faults::check(std::mem::take(&mut faults))?;
+        self.check_tensors(from, passes, &mut faults);
+        Faults::check(faults)
+    }
+
+    /// What was opened from shard number `from` on.
+    fn check_tensors(&mut self, from: usize, passes: &[Pass], faults: &mut Vec<Fault>) {
+        for (name, role) in self.weights_since(from, &Pass::ALL) {
+            self.check_tensor(name, &role.shape, faults);
+            if passes.contains(&role.pass) || !self.unopened(&format!("{}{SCALE_SUFFIX}", name.as_str())) {
+                self.check_scales(name, &role.shape, faults);
+            }
+        }
+        self.check_orphans(from, faults);
+        self.check_total();
+    }
+
     /// Where each tensor is; index and headers must say the same.
-    fn locate(&mut self, index: &Index, faults: &mut Vec<Fault>) {
-        let mut located: HashMap<TensorName, (usize, usize)> = HashMap::new();
-        for (s, shard) in self.shards.iter().enumerate() {
+    fn locate(&mut self, from: usize, faults: &mut Vec<Fault>) {
+        let mut located = std::mem::take(&mut self.located);
+        let index = &self.index;
+        for (s, shard) in self.shards.iter().enumerate().skip(from) {
             let path = shard.file.path();
             let indexed = index.names_file(&shard.name);
             for (t, tensor) in shard.header.tensors().iter().enumerate() {
@@ -128,7 +144,8 @@ impl Checkpoint {
             self.warnings.extend(shard.header.misaligned(path));
             self.warnings.extend(shard.header.odd_names(path));
         }
-        let opened: HashMap<&str, &Path> = self.shards.iter().map(|s| (s.name.as_str(), s.file.path())).collect();
+        let opened: HashMap<&str, &Path> =
+            self.shards[from..].iter().map(|s| (s.name.as_str(), s.file.path())).collect();
         for (name, file) in index.entries() {
             if let Some(path) = opened.get(file)
                 && !located.contains_key(name)
@@ -140,16 +157,17 @@ impl Checkpoint {
     }
 
     /// Every name that is known, from opened headers and from the index, with its file.
-    fn names<'a>(&'a self, index: &'a Index) -> impl Iterator<Item = (&'a TensorName, PathBuf)> {
+    fn names(&self) -> impl Iterator<Item = (&TensorName, PathBuf)> {
+        let index = &self.index;
         let opened = self.located.iter().map(|(name, &(shard, _))| (name, self.shards[shard].file.path().to_owned()));
         let unopened = index.entries().filter(|(name, _)| !self.located.contains_key(*name));
         opened.chain(unopened.map(|(name, file)| (name, self.directory.join(file))))
     }
 
     /// Every tensor must be of this model: what it is not is named, all of it.
-    fn check_names(&self, index: &Index, faults: &mut Vec<Fault>) {
+    fn check_names(&self, faults: &mut Vec<Fault>) {
         let mut misfits: Vec<(&TensorName, PathBuf, FaultKind)> = Vec::new();
-        for (name, path) in self.names(index) {
+        for (name, path) in self.names() {
             match fit(name.as_str(), &self.census, &self.config) {
                 Fit::Known => {}
                 Fit::Unread(what) => misfits.push((name, path, FaultKind::SourceFormat { what })),
@@ -163,8 +181,9 @@ impl Checkpoint {
     }
 
     /// Everything that config.json asks for is there, of the wanted passes and of those that the index knows.
-    fn check_census(&mut self, index: &Index, passes: &[Pass], allowed: Allowed, faults: &mut Vec<Fault>) {
-        let on_disk = |file: &str| self.directory.join(file).exists();
+    fn check_census(&mut self, passes: &[Pass], allowed: Allowed, faults: &mut Vec<Fault>) {
+        let index = &self.index;
+        let on_disk = |file: &str| self.is_deferred(file) || self.directory.join(file).exists();
         let absent = self.census.absent(&|name| {
             self.located.contains_key(name)
                 || index.file_of(name.as_str()).is_some_and(|file| !allowed.incomplete || on_disk(file))
@@ -187,8 +206,8 @@ impl Checkpoint {
     }
 
     /// Whether a tensor is in a file of the index that no wanted pass needs, so that it was not opened.
-    fn unopened(&self, name: &str, index: &Index) -> bool {
-        index.file_of(name).is_some_and(|file| !self.shards.iter().any(|shard| shard.name == file))
+    fn unopened(&self, name: &str) -> bool {
+        self.index.file_of(name).is_some_and(|file| !self.shards.iter().any(|shard| shard.name == file))
     }
 
     /// Shape by config, element type by what is read.
@@ -236,14 +255,15 @@ impl Checkpoint {
     }
 
     /// Scales belong to an FP8 weight.
-    fn check_orphans(&self, index: &Index, faults: &mut Vec<Fault>) {
+    fn check_orphans(&self, from: usize, faults: &mut Vec<Fault>) {
         let mut orphans: Vec<(&TensorName, &str)> = self
             .located
-            .keys()
-            .filter_map(|name| Some((name, name.as_str().strip_suffix(SCALE_SUFFIX)?)))
+            .iter()
+            .filter(|(_, (shard, _))| *shard >= from)
+            .filter_map(|(name, _)| Some((name, name.as_str().strip_suffix(SCALE_SUFFIX)?)))
             .filter(|(_, weight)| match self.stored(weight) {
                 Some((_, stored)) => stored.dtype != Dtype::F8_E4M3,
-                None => !self.unopened(weight, index),
+                None => !self.unopened(weight),
             })
             .collect();
         orphans.sort();
@@ -255,7 +275,8 @@ impl Checkpoint {
     }
 
     /// `total_size` counts the tensors' bytes; it can be checked when every file of the index is open.
-    fn check_total(&mut self, index: &Index) {
+    fn check_total(&mut self) {
+        let index = &self.index;
         let all_open = index.entries().all(|(name, _)| self.located.contains_key(name));
         let Some(found) = index.total_size().filter(|_| all_open) else { return };
         let expected: u64 = index.entries().filter_map(|(name, _)| Some(self.stored(name.as_str())?.1.bytes)).sum();

@@ -97,6 +97,11 @@ impl Index {
         self.weight_map.get(name).map(String::as_str)
     }
 
+    /// The files that the index mentions, in no particular order.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(String::as_str)
+    }
+
     /// Whether the index mentions a file.
     pub fn names_file(&self, file: &str) -> bool {
         self.files.contains(file)

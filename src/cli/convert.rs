@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::progress::{Meter, duration};
+use super::progress::{Meter, duration, end_on_request};
 use super::{Talk, not_available, print, print_json, refuse, size, tell, text, threads, warn};
 use crate::checkpoint::Allowed;
-use crate::convert::{Job, Options};
-use crate::error::{Faults, escaped};
+use crate::container::progress::Part;
+use crate::convert::{Follow, Job, Options, wait_for_model};
+use crate::error::{Faults, escaped, listed};
 use crate::recipe::{GroupSize, Settings};
 use crate::report::ConvertReport;
 use crate::roles::Pass;
@@ -114,18 +116,21 @@ pub(crate) struct Arguments {
     /// Not available in this version
     #[arg(long, hide = true)]
     verify: bool,
-    /// Not available in this version
-    #[arg(long, value_name = "K/N", hide = true)]
-    part: Option<String>,
-    /// Not available in this version
-    #[arg(long, hide = true)]
-    follow: bool,
-    /// Not available in this version
-    #[arg(long, hide = true)]
-    consume: bool,
-    /// Not available in this version
-    #[arg(long, hide = true)]
+    /// Convert only part K of N, for one on one machine of several that share the folder; the last one completes it
+    #[arg(long, value_name = "K/N", help_heading = "Parts and arriving files")]
+    part: Option<Part>,
+    /// Complete a container of which all parts are converted
+    #[arg(long, help_heading = "Parts and arriving files")]
     finish: bool,
+    /// Wait for files that are still being downloaded; each is converted when it is whole
+    #[arg(long, help_heading = "Parts and arriving files")]
+    follow: bool,
+    /// With --follow: end when nothing has arrived for so many minutes [default: never]
+    #[arg(long, value_name = "MINUTES", requires = "follow", help_heading = "Parts and arriving files")]
+    patience: Option<u64>,
+    /// Remove each file of the CHECKPOINT as soon as nothing needs it any more
+    #[arg(long, help_heading = "Parts and arriving files")]
+    consume: bool,
     /// Not available in this version
     #[arg(long, value_name = "D", hide = true)]
     device: Option<String>,
@@ -141,10 +146,6 @@ impl Arguments {
     fn later(&self) -> Option<&'static str> {
         [
             (self.verify, "--verify"),
-            (self.part.is_some(), "--part"),
-            (self.follow, "--follow"),
-            (self.consume, "--consume"),
-            (self.finish, "--finish"),
             (self.device.is_some(), "--device of `convert`"),
             (self.mode.is_some(), "--mode of `convert`"),
         ]
@@ -162,6 +163,11 @@ impl Arguments {
         .into_iter()
         .filter_map(|(pass, wanted)| wanted.then_some(pass))
         .collect()
+    }
+
+    fn follow(&self) -> Option<Follow> {
+        let patience = self.patience.map(|minutes| Duration::from_secs(60 * minutes));
+        self.follow.then(|| Follow { patience, ..Follow::default() })
     }
 
     fn options(&self) -> Result<Options, Faults> {
@@ -196,6 +202,10 @@ impl Arguments {
                 incomplete: self.allow_incomplete,
             },
             force: self.force,
+            part: self.part,
+            finish: self.finish,
+            follow: self.follow(),
+            consume: self.consume,
             threads: self.threads,
             memory: self.memory,
         })
@@ -216,8 +226,13 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         return Err(not_available(name).into());
     }
     let options = arguments.options()?;
-    let mut job = Job::prepare(&arguments.checkpoint, &arguments.container, options)?;
     let Talk { json, quiet } = arguments.talk;
+    let meter = Meter::new(quiet);
+    end_on_request();
+    if let Some(follow) = options.follow.filter(|_| !arguments.dry_run) {
+        wait_for_model(&arguments.checkpoint, follow, &meter)?;
+    }
+    let mut job = Job::prepare(&arguments.checkpoint, &arguments.container, options)?;
     if arguments.dry_run {
         warn(job.warnings());
         let report = job.dry_report();
@@ -233,7 +248,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     } else if !quiet {
         tell(&plan);
     }
-    let report = job.run(&Meter::new(quiet))?;
+    let report = job.run(&meter)?;
     tell(&super::findings_text(&report.warnings[told..]));
     Ok(if json { print_json(&report) } else { print(&done_text(&report)) })
 }
@@ -265,7 +280,10 @@ fn plan_text(arguments: &Arguments, job: &Job) -> String {
         0 => String::new(),
         n => format!(", {n} of them finished by an earlier run"),
     };
-    let (files, bytes) = (plan.files.len(), plan.output_bytes);
+    let (files, bytes) = (plan.mine().count(), plan.output_bytes);
+    if let Some(part) = arguments.part {
+        out += &format!("part {part}: {files} of the {} files\n", plan.files.len());
+    }
     out += &format!("{files} files with headers: {} bytes ({}){finished}\n", size::grouped(bytes), size::human(bytes));
     let needed = job.needed_bytes();
     let free = match job.free_bytes() {
@@ -299,5 +317,12 @@ fn done_text(report: &ConvertReport) -> String {
         escaped(&report.container),
         duration(report.seconds),
     );
+    if !report.consumed.is_empty() {
+        let (files, names) = (report.consumed.len(), listed(&report.consumed));
+        out += &format!("removed {files} file{} of the source: {names}\n", if files == 1 { "" } else { "s" });
+    }
+    if report.complete == Some(false) {
+        out += "other parts are not finished yet: the last one completes the container\n";
+    }
     out
 }

@@ -2,16 +2,34 @@
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{size, tell};
+use crate::error::listed;
 use crate::progress::Progress;
 
 /// Time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time between two plain lines while nothing can be done.
+const WAITING_INTERVAL: Duration = Duration::from_secs(60);
+/// Whether the user has asked for the end.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// From now on the first Ctrl-C, or request to terminate, ends a run between two blocks, so that it leaves nothing half
+/// done; the second one ends it at once, which the next run repairs.
+pub(crate) fn end_on_request() {
+    let handler = || {
+        if INTERRUPTED.swap(true, Ordering::Relaxed) {
+            std::process::exit(2);
+        }
+    };
+    // Without a handler a request ends the program at once, as ever.
+    let _ = ctrlc::set_handler(handler);
+}
 
 /// Shows bytes done, rate and time left on stderr.
 pub(crate) struct Meter {
@@ -20,6 +38,7 @@ pub(crate) struct Meter {
     total: AtomicU64,
     done: AtomicU64,
     state: Mutex<(Instant, Instant, String)>,
+    waited: Mutex<Option<(Instant, usize)>>,
 }
 
 /// A bar for bytes on stderr; none without a terminal or with `quiet`.
@@ -38,7 +57,14 @@ impl Meter {
         let bar = bar(quiet);
         let now = Instant::now();
         let state = Mutex::new((now, now, String::new()));
-        Meter { bar, lines: !quiet && !terminal, total: AtomicU64::new(0), done: AtomicU64::new(0), state }
+        Meter {
+            bar,
+            lines: !quiet && !terminal,
+            total: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            state,
+            waited: Mutex::default(),
+        }
     }
 
     fn line(&self) {
@@ -102,6 +128,23 @@ impl Progress for Meter {
         if self.lines {
             self.line();
         }
+    }
+
+    fn waiting(&self, missing: &[String]) {
+        let text = format!("waiting for {} files: {}", missing.len(), listed(missing));
+        if let Some(bar) = &self.bar {
+            bar.set_message(text.clone());
+        }
+        let Ok(mut waited) = self.waited.lock() else { return };
+        let due = waited.is_none_or(|(told, count)| told.elapsed() >= WAITING_INTERVAL || count != missing.len());
+        if self.lines && due {
+            *waited = Some((Instant::now(), missing.len()));
+            tell(&format!("{text}\n"));
+        }
+    }
+
+    fn interrupted(&self) -> bool {
+        INTERRUPTED.load(Ordering::Relaxed)
     }
 
     fn end(&self) {

@@ -1,19 +1,28 @@
 //! `.coliconv-progress.json`: what a run has finished, kept until the manifest holds it (after a bare run: for good).
+//!
+//! Parts of one conversion run at the same time, so each keeps a file of its own: `.coliconv-progress.2-of-8.json`.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
 use std::path::Path;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{FileRecord, SourceIdentity, json_text, parse_versioned};
-use crate::error::{Fault, Result};
-use crate::io::{read_small, write_whole};
+use crate::error::{Fault, FaultKind, Place, Result};
+use crate::io::{hook, read_small, sync_directory_of, write_whole};
 use crate::json::unique_map;
 use crate::limits;
 use crate::report::{Finding, Severity};
 
-/// Name of the file.
+/// Name of the file of a whole conversion.
 pub const PROGRESS_FILE: &str = ".coliconv-progress.json";
+/// What the names of all such files begin with.
+const PREFIX: &str = ".coliconv-progress.";
+/// What they end with.
+const SUFFIX: &str = "json";
 /// Version of its structure.
 pub const PROGRESS_VERSION: u64 = 1;
 
@@ -37,16 +46,130 @@ pub struct Progress {
     pub warnings: Vec<Finding>,
 }
 
-impl Progress {
-    /// Reads the progress of a directory, if there is any.
-    pub fn read(directory: &Path) -> Result<Option<Progress>> {
-        let path = directory.join(PROGRESS_FILE);
-        if !path.exists() {
-            return Ok(None);
-        }
-        Progress::parse(&path, &read_small(&path, limits::MAX_MANIFEST_BYTES)?).map(Some)
+/// One of the slices that a conversion is divided into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part {
+    number: usize,
+    of: usize,
+}
+
+impl Part {
+    /// Part `number` of `of`, both counted from 1; `None` beyond `of` or [`limits::MAX_PARTS`].
+    pub fn new(number: usize, of: usize) -> Option<Part> {
+        ((1..=of).contains(&number) && of <= limits::MAX_PARTS).then_some(Part { number, of })
     }
 
+    /// Its number, from 1.
+    pub fn number(self) -> usize {
+        self.number
+    }
+
+    /// How many parts there are.
+    pub fn of(self) -> usize {
+        self.of
+    }
+
+    /// Whether the item of this rank, counted from 0, is the part's.
+    pub fn has(self, rank: usize) -> bool {
+        rank % self.of == self.number - 1
+    }
+
+    /// Its name within file names: `2-of-8`.
+    pub fn file_text(self) -> String {
+        format!("{}-of-{}", self.number, self.of)
+    }
+
+    fn from_file_text(text: &str) -> Option<Part> {
+        let (number, of) = text.split_once("-of-")?;
+        Part::new(number.parse().ok()?, of.parse().ok()?).filter(|part| part.file_text() == text)
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Part, String> {
+        let part = text.split_once('/').and_then(|(number, of)| Part::new(number.parse().ok()?, of.parse().ok()?));
+        part.ok_or_else(|| format!("expected K/N with K from 1 to N and N at most {}", limits::MAX_PARTS))
+    }
+}
+
+/// Name of the progress file of a part, or of a whole conversion.
+pub fn file_name(part: Option<Part>) -> String {
+    part.map_or_else(|| PROGRESS_FILE.to_owned(), |part| format!("{PREFIX}{}.{SUFFIX}", part.file_text()))
+}
+
+/// The part whose progress a file name stands for: `Some(None)` for a whole conversion.
+fn part_of(name: &str) -> Option<Option<Part>> {
+    if name == PROGRESS_FILE {
+        return Some(None);
+    }
+    let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.strip_suffix('.')?;
+    Part::from_file_text(middle).map(Some)
+}
+
+/// The progress files of a directory: that of a whole conversion first, then those of parts.
+pub fn present(directory: &Path) -> Result<Vec<(Option<Part>, String)>> {
+    let list = |e| Fault::io("list the directory", directory, e);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(list)? {
+        let name = entry.map_err(list)?.file_name().to_string_lossy().into_owned();
+        found.extend(part_of(&name).map(|part| (part, name)));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads all progress of a directory.
+pub fn read_all(directory: &Path) -> Result<Vec<(Option<Part>, Progress)>> {
+    let mut all = Vec::new();
+    for (part, name) in present(directory)? {
+        let path = directory.join(name);
+        match read_small(&path, limits::MAX_MANIFEST_BYTES) {
+            Ok(bytes) => all.push((part, Progress::parse(&path, &bytes)?)),
+            // Another part has folded it into the manifest since the directory was listed.
+            Err(_) if part.is_some() && path.symlink_metadata().is_err() => {}
+            Err(fault) => return Err(fault),
+        }
+    }
+    check_same_division(directory, &all)?;
+    Ok(all)
+}
+
+/// Parts of different divisions would convert files twice and others never.
+fn check_same_division(directory: &Path, all: &[(Option<Part>, Progress)]) -> Result<()> {
+    let mut divisions = all.iter().filter_map(|(part, _)| *part);
+    let Some(first) = divisions.next() else { return Ok(()) };
+    match divisions.find(|part| part.of != first.of) {
+        Some(other) => Err(other_division(directory, first.of, other.of)),
+        None => Ok(()),
+    }
+}
+
+/// The fault of a part of another division.
+pub fn other_division(directory: &Path, expected: usize, found: usize) -> Fault {
+    Fault::new(Place::file(directory), FaultKind::OtherDivision { expected, found })
+}
+
+/// Removes the progress of a directory durably: all of it, or that of parts.
+pub fn remove(directory: &Path, of_whole: bool) -> Result<()> {
+    for (part, name) in present(directory)? {
+        if part.is_some() || of_whole {
+            let path = directory.join(name);
+            hook::remove_file(&path).map_err(|e| Fault::io("remove the file", &path, e))?;
+        }
+    }
+    let path = directory.join(PROGRESS_FILE);
+    sync_directory_of(&path).map_err(|e| Fault::io("write the directory to disk", directory, e))
+}
+
+impl Progress {
     /// Parses the text of a progress file; `path` is for messages only.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Progress> {
         parse_versioned(path, bytes, PROGRESS_VERSION)
@@ -67,8 +190,39 @@ impl Progress {
         self.warnings.dedup();
     }
 
-    /// Writes it durably, replacing what was there.
-    pub fn write(&self, directory: &Path) -> Result<()> {
-        write_whole(&directory.join(PROGRESS_FILE), &json_text(self), true)
+    /// Writes it durably as that of a part or of a whole conversion, replacing what was there.
+    pub fn write(&self, directory: &Path, part: Option<Part>) -> Result<()> {
+        write_whole(&directory.join(file_name(part)), &json_text(self), true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_counted_from_one() {
+        let part: Part = "2/8".parse().unwrap();
+        assert_eq!(
+            (part.number(), part.of(), part.to_string(), part.file_text()),
+            (2, 8, "2/8".into(), "2-of-8".into())
+        );
+        for text in ["0/8", "9/8", "1/0", "1", "1/2/3", "-1/2", "a/b", "1/100000", " 1/2", ""] {
+            assert!(text.parse::<Part>().is_err(), "{text}");
+        }
+        let of_three: Vec<bool> = (0..6).map(|rank| Part::new(2, 3).unwrap().has(rank)).collect();
+        assert_eq!(of_three, [false, true, false, false, true, false]);
+    }
+
+    #[test]
+    fn names_of_files_stand_for_parts() {
+        for part in [None, Part::new(1, 1), Part::new(10, 12)] {
+            assert_eq!(part_of(&file_name(part)), Some(part));
+        }
+        for name in
+            [".coliconv-progress.01-of-2.json", ".coliconv-progress.3-of-2.json", "x.json", ".coliconv-progress."]
+        {
+            assert_eq!(part_of(name), None, "{name}");
+        }
     }
 }

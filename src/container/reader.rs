@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::manifest::{MANIFEST_FILE, Manifest};
-use super::progress::PROGRESS_FILE;
+use super::progress;
 use super::resolve::Resolution;
 use super::stamps;
 use crate::checkpoint::{Index, weight_files};
@@ -298,10 +298,16 @@ impl Survey {
             Ok(manifest) => self.manifest = manifest,
             Err(fault) => self.findings.push((Severity::Error, fault)),
         }
-        let progress = self.directory.join(PROGRESS_FILE);
-        // After a bare run the progress stays, complete, and there is no manifest; beside one it is unfinished work.
-        if self.directory.join(MANIFEST_FILE).exists() && progress.exists() {
-            self.error(Place::file(progress), FaultKind::ConversionUnfinished);
+        // After a bare run the progress stays, complete, and there is no manifest; beside one it is unfinished work, and
+        // that of a part is always.
+        let beside_manifest = self.directory.join(MANIFEST_FILE).exists();
+        match progress::present(&self.directory) {
+            Ok(present) => {
+                for (_, name) in present.into_iter().filter(|(part, _)| part.is_some() || beside_manifest) {
+                    self.error(Place::file(self.directory.join(name)), FaultKind::ConversionUnfinished);
+                }
+            }
+            Err(fault) => self.findings.push((Severity::Error, fault)),
         }
     }
 

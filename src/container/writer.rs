@@ -54,7 +54,7 @@ impl<'a> FileWriter<'a> {
         check_head(layout);
         let path = directory.join(name);
         let file = NewFile::create(&path)?;
-        file.set_len(layout.bytes)?;
+        file.allocate(layout.bytes)?;
         file.write_at(&layout.head, 0)?;
         Ok(FileWriter { layout, name, path, file })
     }

@@ -1,12 +1,13 @@
 //! The plan of a conversion: every file, tensor and byte, from headers alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{Options, path_text};
-use crate::checkpoint::{Checkpoint, SourceTensor};
+use crate::checkpoint::{Allowed, Checkpoint, SCALE_BLOCK, SCALE_SUFFIX, SourceTensor};
 use crate::config::{CONFIG_FILE, stop_ids};
 use crate::container::layout::{FileLayout, PlannedWeight};
+use crate::container::progress::Part;
 use crate::container::stamps;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::{ByteCounts, Format, misread_as, safe_group_sizes, upstream_rule};
@@ -21,15 +22,15 @@ use crate::weights::{ReadBuffer, SourceRows, read_scales};
 /// What will be converted into what.
 #[derive(Debug)]
 pub struct Plan {
-    /// The files to write, in the order in which they are.
+    /// The files of the container's passes, in the order in which they are written.
     pub files: Vec<PlannedFile>,
-    /// Totals, in the order of [`Class::ALL`].
+    /// Totals of this run, in the order of [`Class::ALL`].
     pub classes: Vec<PlannedClass>,
     /// For each pass, what decides its bytes.
     pub parameters: BTreeMap<Pass, BTreeMap<String, String>>,
-    /// Bytes of the source weights, scales included.
+    /// Bytes of this run's source weights, scales included.
     pub source_bytes: u64,
-    /// Size of the files.
+    /// Size of this run's files.
     pub output_bytes: u64,
 }
 
@@ -40,8 +41,12 @@ pub struct PlannedFile {
     pub name: String,
     /// Its pass.
     pub pass: Pass,
-    /// The source shard that it is made from.
-    pub shard: usize,
+    /// The source file that it is made from.
+    pub shard: String,
+    /// The source files that it needs: that one, and those of scales that lie elsewhere.
+    pub needs: BTreeSet<String>,
+    /// Whether this run is to make it: all files without parts.
+    pub mine: bool,
     /// Its weights.
     pub weights: Vec<Weight>,
     /// Where every byte goes.
@@ -122,8 +127,8 @@ impl Plan {
         let mut planner =
             Planner { source, recipe, options, faults: Vec::new(), warnings, rules_used: BTreeMap::new() };
         planner.check_config();
-        planner.check_scales();
-        planner.check_tied_head();
+        let checked = check_values(source, &options.passes, options.allowed, 0, planner.warnings);
+        planner.faults.extend(checked.err().into_iter().flat_map(Faults::into_vec));
         let mut files = Vec::new();
         for &pass in &options.passes {
             let of_pass = planner.files(pass);
@@ -137,14 +142,41 @@ impl Plan {
         let parameters = planner.parameters();
         planner.faults.sort_by(|a, b| a.place.cmp(&b.place));
         Faults::check(planner.faults)?;
-        let classes = totals(&files);
-        Ok(Plan {
-            source_bytes: classes.iter().map(|c| c.source_bytes).sum(),
-            output_bytes: files.iter().map(|f| f.layout.bytes).sum(),
-            files,
-            classes,
-            parameters,
-        })
+        let mut plan = Plan { files, classes: Vec::new(), parameters, source_bytes: 0, output_bytes: 0 };
+        plan.divide(options.part);
+        Ok(plan)
+    }
+
+    /// Leaves to this run what is its part's, or all. Files of one source file stay together, so that it is read by one
+    /// part only.
+    pub fn divide(&mut self, part: Option<Part>) {
+        let shards: BTreeSet<String> = self.files.iter().map(|file| file.shard.clone()).collect();
+        let ranks: BTreeMap<&String, usize> = shards.iter().enumerate().map(|(rank, shard)| (shard, rank)).collect();
+        for file in &mut self.files {
+            file.mine = part.is_none_or(|part| part.has(ranks[&file.shard]));
+        }
+        self.count();
+    }
+
+    /// Takes the true sizes of a file's weights from their source, which was not there when the plan was made.
+    pub fn know(&mut self, number: usize, source: &Checkpoint) {
+        for weight in &mut self.files[number].weights {
+            if let Some(tensor) = source.tensor(weight.planned.name.as_str()) {
+                weight.source_bytes = source_bytes(&tensor);
+            }
+        }
+        self.count();
+    }
+
+    fn count(&mut self) {
+        self.classes = totals(self.mine());
+        self.source_bytes = self.classes.iter().map(|c| c.source_bytes).sum();
+        self.output_bytes = self.mine().map(|f| f.layout.bytes).sum();
+    }
+
+    /// The files that this run is to make.
+    pub fn mine(&self) -> impl Iterator<Item = &PlannedFile> {
+        self.files.iter().filter(|file| file.mine)
     }
 
     /// The part of the report that is known before the run.
@@ -160,7 +192,7 @@ impl Plan {
             output_bytes: c.output_bytes,
             sqnr_db: None,
         };
-        let mut files: Vec<ConvertFile> = self.files.iter().map(file).collect();
+        let mut files: Vec<ConvertFile> = self.mine().map(file).collect();
         files.sort_by(|a, b| a.name.cmp(&b.name));
         ConvertReport {
             container: path_text(container),
@@ -173,15 +205,17 @@ impl Plan {
             peak_anonymous_bytes: None,
             free_bytes: None,
             fits: None,
+            complete: None,
+            consumed: Vec::new(),
             warnings: warnings.iter().map(Finding::accepted).collect(),
         }
     }
 }
 
 /// Totals per class and format.
-fn totals(files: &[PlannedFile]) -> Vec<PlannedClass> {
+fn totals<'a>(files: impl Iterator<Item = &'a PlannedFile>) -> Vec<PlannedClass> {
     let mut totals: BTreeMap<(usize, Format, Option<u32>), PlannedClass> = BTreeMap::new();
-    for weight in files.iter().flat_map(|file| &file.weights) {
+    for weight in files.flat_map(|file| &file.weights) {
         let (class, format, bits) = weight.key();
         let order = Class::ALL.iter().position(|&c| c == class).unwrap_or(usize::MAX);
         let total = totals.entry((order, format, bits)).or_insert(PlannedClass {
@@ -215,61 +249,20 @@ impl Planner<'_> {
         self.faults.extend(self.source.config.silent_faults(&path));
         self.faults.extend(self.source.config.engine_limits(&path));
         match stop_ids(&self.source.directory, &self.source.config) {
+            // The file that has them may still be on its way.
+            Ok(ids) if ids.is_empty() && self.options.follow.is_some() => {}
             Ok(ids) if ids.is_empty() => self.warnings.push(Fault::new(Place::file(path), FaultKind::NoStopIds)),
             Ok(_) => {}
             Err(faults) => self.faults.extend(faults.into_vec()),
         }
     }
 
-    /// Scales are small and read now; a bad one would otherwise end a run of hours.
-    fn check_scales(&mut self) {
-        for (name, _) in self.source.weights(&self.options.passes) {
-            let Some(tensor) = self.source.tensor(name.as_str()) else { continue };
-            let Some((shard, stored)) = tensor.scales else { continue };
-            let scales = match read_scales(&tensor) {
-                Ok(scales) => scales,
-                Err(fault) => {
-                    self.faults.push(fault);
-                    continue;
-                }
-            };
-            let bad = scales.iter().enumerate().filter(|(_, scale)| !scale.is_finite());
-            let Some((first, &value)) = bad.clone().next() else { continue };
-            let columns = stored.shape.matrix().map_or(1, |(_, columns)| columns.max(1));
-            let (row, column) = (first as u64 / columns, first as u64 % columns);
-            let place = Place::tensor(shard.file.path(), stored.name.clone());
-            let kind = if self.options.allowed.non_finite {
-                FaultKind::NonFiniteZeroed { count: bad.count() as u64, row, column, value }
-            } else {
-                FaultKind::NonFinite { row, column, value }
-            };
-            let fault = Fault::new(place, kind);
-            if self.options.allowed.non_finite { self.warnings.push(fault) } else { self.faults.push(fault) }
-        }
-    }
-
-    /// A tied output head that is stored all the same must be the embedding, or nobody knows which one is meant.
-    fn check_tied_head(&mut self) {
-        let (source, read) = (self.source, |name| self.source.tensor(name));
-        let (Some(head), Some(embedding)) = (read("lm_head.weight"), read("model.embed_tokens.weight")) else { return };
-        if !source.config.tie_word_embeddings || !self.options.passes.contains(&Pass::Main) {
-            return;
-        }
-        match same_values(&head, &embedding) {
-            Ok(true) => {}
-            Ok(false) => {
-                let place = Place::tensor(head.shard.file.path(), head.stored.name.clone());
-                self.faults.push(Fault::new(place, FaultKind::HeadTied));
-            }
-            Err(fault) => self.faults.push(fault),
-        }
-    }
-
     /// The files of a pass: one for each shard that emits something, numbered in the order of the shards' names.
     fn files(&mut self, pass: Pass) -> Vec<PlannedFile> {
-        let mut weights: BTreeMap<usize, Vec<(&TensorName, &Role)>> = BTreeMap::new();
-        for (name, role) in self.source.weights(&[pass]) {
-            let shard = self.source.shard_of(name.as_str()).expect("located");
+        let source = self.source;
+        let mut weights: BTreeMap<&str, Vec<(&TensorName, &Role)>> = BTreeMap::new();
+        for (name, role) in source.weights(&[pass]) {
+            let shard = source.file_of(name.as_str()).expect("located");
             weights.entry(shard).or_default().push((name, role));
         }
         let mut files = Vec::new();
@@ -280,7 +273,9 @@ impl Planner<'_> {
             let name = pass.file_name(files.len());
             match FileLayout::new(&stored, metadata.as_ref()) {
                 Some(layout) if layout.head.len() as u64 <= limits::MAX_HEADER_BYTES => {
-                    files.push(PlannedFile { name, pass, shard, weights: planned, layout });
+                    let needs = weights.iter().flat_map(|(name, _)| needs(source, name.as_str())).collect();
+                    let shard = shard.to_owned();
+                    files.push(PlannedFile { name, pass, shard, needs, mine: true, weights: planned, layout });
                 }
                 _ => self.engine_limit("bytes of header", u64::MAX, limits::MAX_HEADER_BYTES),
             }
@@ -290,8 +285,13 @@ impl Planner<'_> {
 
     /// What becomes of one weight, or `None` when that leaves a fault.
     fn weight(&mut self, name: &TensorName, role: &Role) -> Option<Weight> {
-        let tensor = self.source.tensor(name.as_str())?;
-        let place = Place::tensor(tensor.shard.file.path(), name.clone());
+        let file = self.source.file_of(name.as_str())?;
+        let place = Place::tensor(self.source.directory.join(file), name.clone());
+        let tensor = self.source.tensor(name.as_str());
+        let source_bytes = match &tensor {
+            Some(tensor) => source_bytes(tensor),
+            None => likely_bytes(self.source, name.as_str(), role),
+        };
         let (quantizer, rule) = match self.recipe.quantizer(name, role) {
             Ok(found) => found,
             Err(kind) => {
@@ -318,7 +318,7 @@ impl Planner<'_> {
         }
         let planned = PlannedWeight { name: name.clone(), shape: role.shape.clone(), format };
         let (class, resident) = (role.class, role.resident());
-        Some(Weight { planned, quantizer, class, resident, source_bytes: source_bytes(&tensor) })
+        Some(Weight { planned, quantizer, class, resident, source_bytes })
     }
 
     /// Whether the engine can read the matrix back as what it is.
@@ -387,6 +387,98 @@ impl Planner<'_> {
             used
         };
         self.options.passes.iter().map(|&pass| (pass, self.recipe.parameters(pass, &used(pass)))).collect()
+    }
+}
+
+/// What of the values is checked before they are converted, for the weights that need a shard from number `from` on:
+/// scales, and a tied head.
+pub(super) fn check_values(
+    source: &Checkpoint,
+    passes: &[Pass],
+    allowed: Allowed,
+    from: usize,
+    warnings: &mut Vec<Fault>,
+) -> Result<(), Faults> {
+    let mut faults = Vec::new();
+    for (name, _) in source.weights_since(from, passes) {
+        check_scales(source, name, allowed, &mut faults, warnings);
+    }
+    check_tied_head(source, passes, from, &mut faults);
+    Faults::check(faults)
+}
+
+/// Scales are small and read now; a bad one would otherwise end a run of hours.
+fn check_scales(
+    source: &Checkpoint,
+    name: &TensorName,
+    allowed: Allowed,
+    faults: &mut Vec<Fault>,
+    warnings: &mut Vec<Fault>,
+) {
+    let Some(tensor) = source.tensor(name.as_str()) else { return };
+    let Some((shard, stored)) = tensor.scales else { return };
+    let scales = match read_scales(&tensor) {
+        Ok(scales) => scales,
+        Err(fault) => return faults.push(fault),
+    };
+    let bad = scales.iter().enumerate().filter(|(_, scale)| !scale.is_finite());
+    let Some((first, &value)) = bad.clone().next() else { return };
+    let columns = stored.shape.matrix().map_or(1, |(_, columns)| columns.max(1));
+    let (row, column) = (first as u64 / columns, first as u64 % columns);
+    let place = Place::tensor(shard.file.path(), stored.name.clone());
+    if allowed.non_finite {
+        let kind = FaultKind::NonFiniteZeroed { count: bad.count() as u64, row, column, value };
+        warnings.push(Fault::new(place, kind));
+    } else {
+        faults.push(Fault::new(place, FaultKind::NonFinite { row, column, value }));
+    }
+}
+
+/// Name of the output head.
+const HEAD: &str = "lm_head.weight";
+/// Name of the embedding.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// A tied output head that is stored all the same must be the embedding, or nobody knows which one is meant.
+fn check_tied_head(source: &Checkpoint, passes: &[Pass], from: usize, faults: &mut Vec<Fault>) {
+    let (Some(head), Some(embedding)) = (source.tensor(HEAD), source.tensor(EMBEDDING)) else { return };
+    if !source.config.tie_word_embeddings || !passes.contains(&Pass::Main) {
+        return;
+    }
+    if !source.weights_since(from, passes).any(|(name, _)| [HEAD, EMBEDDING].contains(&name.as_str())) {
+        return;
+    }
+    match same_values(&head, &embedding) {
+        Ok(true) => {}
+        Ok(false) => {
+            let place = Place::tensor(head.shard.file.path(), head.stored.name.clone());
+            faults.push(Fault::new(place, FaultKind::HeadTied));
+        }
+        Err(fault) => faults.push(fault),
+    }
+}
+
+/// The source files that a weight needs: its own, that of its scales, and those of what it is compared with.
+fn needs(source: &Checkpoint, name: &str) -> impl Iterator<Item = String> {
+    let tied = source.config.tie_word_embeddings && source.file_of(HEAD).is_some();
+    let other = match name {
+        HEAD if tied => Some(EMBEDDING),
+        EMBEDDING if tied => Some(HEAD),
+        _ => None,
+    };
+    let scales = format!("{name}{SCALE_SUFFIX}");
+    let files = [source.file_of(name), source.file_of(&scales), other.and_then(|name| source.file_of(name))];
+    files.map(|file| file.map(str::to_owned)).into_iter().flatten()
+}
+
+/// Bytes that a weight probably takes in a source file that is not there.
+fn likely_bytes(source: &Checkpoint, name: &str, role: &Role) -> u64 {
+    let elements = role.shape.elements().unwrap_or(0);
+    match role.shape.matrix() {
+        Some((rows, columns)) if source.index.file_of(&format!("{name}{SCALE_SUFFIX}")).is_some() => {
+            elements + 4 * rows.div_ceil(SCALE_BLOCK) * columns.div_ceil(SCALE_BLOCK)
+        }
+        _ => 2 * elements,
     }
 }
 

@@ -1,34 +1,28 @@
-//! The work: shard after shard, blocks of rows in parallel, then the small files, the index and the manifest.
+//! The work: file after file, blocks of rows in parallel; then what makes a container of the files.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use byteorder::{ByteOrder, LittleEndian};
 use rayon::prelude::*;
 
-use super::plan::{ClassKey, PlannedFile, Weight};
-use super::{Destination, Job, Progress, destination};
-use crate::checkpoint::{INDEX_FILE, SourceTensor};
-use crate::container::manifest::{
-    CHECKSUM, FileRecord, MANIFEST_FILE, MANIFEST_VERSION, Manifest, TensorRecord, hex, json_text,
-};
-use crate::container::progress::PROGRESS_FILE;
-use crate::container::writer::{Digests, FileWriter, SealedFile, checksum_text, digest_file};
-use crate::dequantize::{first_non_finite, zero_non_finite};
+use super::block::{Block, BlockResult, Buffers, Stats, blocks, check_unchanged, gather};
+use super::consume::consume;
+use super::earlier::Earlier;
+use super::finish::{finish, record_tensors};
+use super::follow::Follower;
+use super::memory::MemoryPeak;
+use super::plan::{PlannedFile, check_values};
+use super::{Destination, Job, Progress};
+use crate::container::manifest::{FileRecord, TensorRecord};
+use crate::container::writer::{Digests, FileWriter, SealedFile, digest_file};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::{self, DirectoryLock, SourceFile, write_whole};
+use crate::io::{DirectoryLock, hook};
 use crate::limits;
-use crate::quantize::Decoder;
 use crate::report::{ConvertFile, ConvertReport, Finding};
 use crate::tensor::TensorName;
 use crate::threads;
-use crate::weights::{ReadBuffer, SourceRows};
-
-/// Squared signal and squared error of each class.
-type Stats = BTreeMap<ClassKey, (f64, f64)>;
+use crate::weights::SourceRows;
 
 pub(super) fn run(mut job: Job, progress: &dyn Progress) -> Result<ConvertReport, Faults> {
     let started = Instant::now();
@@ -36,21 +30,24 @@ pub(super) fn run(mut job: Job, progress: &dyn Progress) -> Result<ConvertReport
     let directory = job.destination.directory.clone();
     let work = Work::new(&job)?;
     let made = Made::directory(&directory)?;
-    let lock = DirectoryLock::take(&directory)?;
-    // Another run may have worked here since the destination was examined.
-    job.destination = Destination::examine(&directory, &job.source, &job.plan, &job.options)?;
-    let outcome = work.files(&mut job, progress).and_then(|done| finish(&mut job, done));
-    let outcome = outcome.inspect_err(|_| made.undo(&job.destination))?;
-    drop(lock);
+    let lock = DirectoryLock::take(&directory, &job.options.claim()).inspect_err(|_| made.undo())?;
+    let outcome = work.run(&mut job, progress);
+    if outcome.is_err() {
+        job.destination.forget();
+    }
+    lock.release();
+    let outcome = outcome.inspect_err(|_| made.undo())?;
     let mut report = job.plan.report(&directory, &job.warnings);
     let earlier = job.destination.progress.warnings.iter().filter(|known| !report.warnings.contains(known));
     report.warnings.extend(earlier.cloned().collect::<Vec<_>>());
-    report.files = job.destination.progress.files.iter().map(file_report).collect();
+    report.files = job.destination.own_files().map(file_report).collect();
     report.files.sort_by(|a, b| a.name.cmp(&b.name));
+    report.complete = Some(outcome.complete);
+    report.consumed = outcome.consumed;
     if job.options.stats {
         for (class, planned) in report.classes.iter_mut().zip(&job.plan.classes) {
-            let (signal, noise) =
-                outcome.get(&(planned.class, planned.format, planned.bits)).copied().unwrap_or_default();
+            let key = (planned.class, planned.format, planned.bits);
+            let (signal, noise) = outcome.stats.get(&key).copied().unwrap_or_default();
             class.sqnr_db = (noise > 0.0 && signal > 0.0).then(|| 10.0 * (signal / noise).log10());
         }
     }
@@ -63,40 +60,31 @@ fn file_report(file: &FileRecord) -> ConvertFile {
     ConvertFile { name: file.name.clone(), bytes: file.bytes, sha256: Some(file.sha256.clone()) }
 }
 
-/// What a run has made before its first file, to be undone if that never comes.
-struct Made {
-    /// The directories that did not exist, innermost first.
-    directories: Vec<PathBuf>,
-}
+/// The directories that a run has made, innermost first, to be removed if nothing comes of it.
+struct Made(Vec<PathBuf>);
 
 impl Made {
     /// Makes a directory with its ancestors.
     fn directory(path: &Path) -> Result<Made> {
-        let missing = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
-        let directories = path.ancestors().take_while(missing).map(Path::to_owned).collect();
-        fs::create_dir_all(path).map_err(|e| Fault::io("create the directory", path, e))?;
-        Ok(Made { directories })
+        hook::create_directories(path).map(Made).map_err(|e| Fault::io("create the directory", path, e))
     }
 
-    /// After a failure of a run that added nothing, the directory is left as it was found.
-    fn undo(&self, destination: &Destination) {
-        if destination.added {
-            return;
-        }
-        if !destination.begun {
-            let _ = fs::remove_file(destination.directory.join(PROGRESS_FILE));
-        }
-        // A directory with something in it is not removed.
-        for directory in &self.directories {
-            let _ = fs::remove_dir(directory);
+    /// A directory with something in it is not removed.
+    fn undo(&self) {
+        for directory in &self.0 {
+            let _ = hook::remove_directory(directory);
         }
     }
 }
 
 /// What the files of this run came to.
+#[derive(Default)]
 struct Done {
     tensors: BTreeMap<TensorName, TensorRecord>,
     stats: Stats,
+    consumed: Vec<String>,
+    /// Whether the container is complete.
+    complete: bool,
 }
 
 struct Work {
@@ -112,54 +100,131 @@ impl Work {
         Ok(Work { pool, block_bytes: share.min(limits::BLOCK_SOURCE_BYTES) })
     }
 
-    fn files(&self, job: &mut Job, progress: &dyn Progress) -> Result<Done, Faults> {
-        let mut done = Done { tensors: std::mem::take(&mut job.destination.kept_tensors), stats: Stats::new() };
-        job.destination.progress.write(&job.destination.directory)?;
-        for number in 0..job.plan.files.len() {
-            let file = &job.plan.files[number];
-            progress.file(&file.name);
-            let earlier = job.destination.finished(&file.name);
-            match earlier {
-                Some(earlier) => {
-                    let digests = self.verify(job, file, earlier, progress, &mut done.stats)?;
-                    record_tensors(file, &digests, &mut done.tensors);
-                }
-                None => {
-                    let (sealed, warnings) = self.write(job, file, progress, &mut done.stats)?;
-                    record_tensors(file, &sealed.digests, &mut done.tensors);
-                    // Recorded first, named then: a file that is cut off from its record could never be told from a
-                    // foreign one, while a record without its file only means that the file is written again.
-                    job.destination.added = true;
-                    job.destination.progress.add(sealed.record.clone(), warnings);
-                    job.destination.progress.write(&job.destination.directory)?;
-                    sealed.commit()?;
-                }
-            }
+    /// All of it, under the lock.
+    fn run(&self, job: &mut Job, progress: &dyn Progress) -> Result<Done, Faults> {
+        // Another run may have worked here since the destination was examined.
+        job.examine(Earlier::read(&job.destination.directory)?)?;
+        let mut follower = job.follower.take();
+        let tensors = std::mem::take(&mut job.destination.kept_tensors);
+        let mut done = Done { tensors, ..Done::default() };
+        self.keep(job, progress, &mut done)?;
+        job.destination.write_progress()?;
+        self.consume_finished(job, &mut done)?;
+        self.files(job, &mut follower, progress, &mut done)?;
+        if let Some(follower) = &mut follower {
+            follower.small_files(&job.source.directory, progress)?;
+            job.small_files_arrived()?;
+        }
+        if job.options.part.is_none() {
+            finish(job, std::mem::take(&mut done.tensors))?;
+            done.complete = true;
+        } else {
+            self.complete(job, progress, &mut done)?;
         }
         Ok(done)
     }
 
-    /// A file of an earlier run is whole if its hash says so.
-    fn verify(
+    /// The last part to end makes a container of what all have written.
+    fn complete(&self, job: &mut Job, progress: &dyn Progress, done: &mut Done) -> Result<(), Faults> {
+        let directory = job.destination.directory.clone();
+        let turn = DirectoryLock::one_at_a_time(&directory)?;
+        let earlier = Earlier::read(&directory)?;
+        let finished = earlier.finished(&directory);
+        done.complete = job.plan.files.iter().all(|file| finished.contains(file.name.as_str()));
+        if done.complete && !earlier.is_complete() {
+            let part = job.options.part.take();
+            let own: HashSet<String> = job.plan.mine().map(|file| file.name.clone()).collect();
+            job.plan.divide(None);
+            job.examine(earlier)?;
+            let mut all = Done { tensors: std::mem::take(&mut job.destination.kept_tensors), ..Done::default() };
+            all.tensors.append(&mut done.tensors);
+            self.verify_all(job, &|name| own.contains(name), progress, &mut all)?;
+            finish(job, all.tensors)?;
+            job.options.part = part;
+            job.plan.divide(part);
+            job.destination.mind(part, own);
+        }
+        turn.release();
+        Ok(())
+    }
+
+    /// Files that are finished stay if they are whole.
+    fn keep(&self, job: &Job, progress: &dyn Progress, done: &mut Done) -> Result<(), Faults> {
+        self.verify_all(job, &|name| !job.destination.is_mine(name), progress, done)?;
+        if job.options.stats {
+            for file in job.plan.mine().filter(|file| job.destination.is_finished(&file.name)) {
+                self.convert(job, file, None, progress, &mut done.stats)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the finished files but those that are `known`, several at a time.
+    fn verify_all(
         &self,
         job: &Job,
-        file: &PlannedFile,
-        earlier: &FileRecord,
+        known: &(dyn Fn(&str) -> bool + Sync),
         progress: &dyn Progress,
-        stats: &mut Stats,
-    ) -> Result<Digests, Faults> {
-        let path = job.destination.directory.join(&file.name);
-        let (record, digests) = digest_file(&path, &file.name, &file.layout, &|_| ())?;
-        if record != *earlier {
-            let kind = FaultKind::OutputChanged { expected: earlier.sha256.clone(), found: record.sha256 };
-            return Err(Fault::new(Place::file(path), kind).into());
+        done: &mut Done,
+    ) -> Result<(), Faults> {
+        let finished: Vec<(&PlannedFile, &FileRecord)> = (job.plan.files.iter())
+            .filter(|file| !known(&file.name))
+            .filter_map(|file| Some((file, job.destination.finished(&file.name)?)))
+            .collect();
+        let verified: Vec<Result<Digests>> = self
+            .pool
+            .install(|| finished.par_iter().map(|(file, earlier)| verify(job, file, earlier, progress)).collect());
+        let mut faults = Vec::new();
+        for ((file, _), digests) in finished.iter().zip(verified) {
+            match digests {
+                Ok(digests) => record_tensors(file, &digests, &mut done.tensors),
+                Err(fault) => faults.push(fault),
+            }
         }
-        if job.options.stats {
-            self.convert(job, file, None, progress, stats)?;
-        } else {
-            progress.advance(file.weights.iter().map(|w| w.source_bytes).sum(), file.layout.bytes);
+        Faults::check(faults)
+    }
+
+    /// Writes the files that are left, each when all that it needs is there.
+    fn files(
+        &self,
+        job: &mut Job,
+        follower: &mut Option<Follower>,
+        progress: &dyn Progress,
+        done: &mut Done,
+    ) -> Result<(), Faults> {
+        let is_left = |number: &usize| {
+            let file = &job.plan.files[*number];
+            file.mine && !job.destination.is_finished(&file.name)
+        };
+        let mut left: Vec<usize> = (0..job.plan.files.len()).filter(is_left).collect();
+        while !left.is_empty() {
+            let Some(next) = left.iter().position(|&number| is_ready(job, number, follower)) else {
+                let follower = follower.as_mut().expect("without one everything is there");
+                let waiting = waiting(job, &left, follower);
+                follower.pause(&job.source.directory, waiting, progress)?;
+                continue;
+            };
+            let number = left.remove(next);
+            job.open_late(number)?;
+            self.file(job, number, progress, done)?;
+            self.consume(job, number, done)?;
         }
-        Ok(digests)
+        Ok(())
+    }
+
+    /// Writes one file, records it, and names it.
+    fn file(&self, job: &mut Job, number: usize, progress: &dyn Progress, done: &mut Done) -> Result<(), Faults> {
+        let file = &job.plan.files[number];
+        progress.file(&file.name);
+        let (sealed, warnings) = self.write(job, file, progress, &mut done.stats)?;
+        record_tensors(file, &sealed.digests, &mut done.tensors);
+        // Recorded first, named then: a file that is cut off from its record could never be told from a foreign one,
+        // while a record without its file only means that the file is written again.
+        job.destination.added = true;
+        job.destination.progress.add(sealed.record.clone(), warnings);
+        job.destination.write_progress()?;
+        sealed.commit()?;
+        Ok(())
     }
 
     /// Writes one file under its temporary name, and tells what was accepted in it.
@@ -186,11 +251,12 @@ impl Work {
     ) -> Result<Vec<Fault>, Faults> {
         let mut sources = Vec::new();
         for weight in &file.weights {
-            let tensor = job.source.tensor(weight.planned.name.as_str()).expect("planned from the source");
+            let tensor = job.source.tensor(weight.planned.name.as_str()).expect("opened before it is converted");
             sources.push(SourceRows::new(tensor)?);
         }
         let blocks = blocks(&sources, self.block_bytes);
         let convert = |buffers: &mut Buffers, block: &Block| {
+            check_interrupted(job, progress)?;
             let weight = &file.weights[block.weight];
             let source = &sources[block.weight];
             let target = writer.map(|writer| (writer, file.layout.places[block.weight]));
@@ -207,280 +273,109 @@ impl Work {
         sources.iter().try_for_each(|source| check_unchanged(source.tensor()))?;
         Ok(warnings)
     }
-}
 
-/// Some rows of a weight.
-#[derive(Debug, Clone, Copy)]
-struct Block {
-    weight: usize,
-    first: u64,
-    rows: u64,
-}
-
-fn blocks(sources: &[SourceRows<'_>], block_bytes: u64) -> Vec<Block> {
-    let mut blocks = Vec::new();
-    for (weight, source) in sources.iter().enumerate() {
-        let step = (block_bytes / source.row_bytes().max(1)).max(1);
-        let mut first = 0;
-        while first < source.rows {
-            let rows = step.min(source.rows - first);
-            blocks.push(Block { weight, first, rows });
-            first += rows;
-        }
-    }
-    blocks
-}
-
-/// What came of a block.
-#[derive(Debug, Default)]
-struct BlockResult {
-    /// Elements that are not finite: how many, and row, column and value of the first.
-    non_finite: Option<(u64, u64, u64, f32)>,
-    /// Squared signal and error of each row, with `--stats`.
-    rows: Vec<(f64, f64)>,
-}
-
-/// One thread's reused space.
-#[derive(Debug, Default)]
-struct Buffers {
-    source: ReadBuffer,
-    row: Vec<f32>,
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    scale_bytes: Vec<u8>,
-    decoded: Vec<f32>,
-}
-
-impl Buffers {
-    fn convert(
-        &mut self,
-        weight: &Weight,
-        source: &SourceRows<'_>,
-        block: &Block,
-        target: Option<(&FileWriter<'_>, (usize, Option<usize>))>,
-        job: &Job,
-    ) -> Result<BlockResult> {
-        let mut result = BlockResult::default();
-        let columns = source.columns as usize;
-        let code_bytes = weight.quantizer.row_code_bytes(columns);
-        let row_scales = weight.quantizer.row_scales(columns);
-        let rows = block.rows as usize;
-        self.row.resize(columns, 0.0);
-        self.codes.resize(rows * code_bytes, 0);
-        self.scales.resize(rows * row_scales, 0.0);
-        source.read(block.first, block.rows, &mut self.source)?;
-        for r in 0..rows {
-            source.row(&self.source, block.first, block.first + r as u64, &mut self.row);
-            if let Some(column) = first_non_finite(&self.row) {
-                let value = self.row[column];
-                let count = zero_non_finite(&mut self.row) as u64;
-                let first = (count, block.first + r as u64, column as u64, value);
-                let (before, row, column, value) = result.non_finite.unwrap_or((0, first.1, first.2, first.3));
-                result.non_finite = Some((before + count, row, column, value));
-            }
-            let codes = &mut self.codes[r * code_bytes..][..code_bytes];
-            let scales = &mut self.scales[r * row_scales..][..row_scales];
-            weight.quantizer.quantize_row(&self.row, codes, scales);
-            if job.options.stats {
-                self.decoded.resize(columns, 0.0);
-                let decoder = Decoder::new(weight.quantizer.format()).expect("what is written can be read");
-                decoder.dequantize_row(codes, scales, &mut self.decoded);
-                result.rows.push(squares(&self.row, &self.decoded));
+    /// Removes what only files of earlier runs needed.
+    fn consume_finished(&self, job: &Job, done: &mut Done) -> Result<(), Faults> {
+        for number in 0..job.plan.files.len() {
+            let file = &job.plan.files[number];
+            if file.mine && job.destination.is_finished(&file.name) {
+                self.consume(job, number, done)?;
             }
         }
-        let Some((writer, (codes_place, scales_place))) = target else { return Ok(result) };
-        writer.write(codes_place, block.first * code_bytes as u64, &self.codes)?;
-        if let Some(place) = scales_place {
-            self.scale_bytes.resize(4 * self.scales.len(), 0);
-            LittleEndian::write_f32_into(&self.scales, &mut self.scale_bytes);
-            writer.write(place, block.first * 4 * row_scales as u64, &self.scale_bytes)?;
+        Ok(())
+    }
+
+    /// Removes what a finished file was the last to need.
+    fn consume(&self, job: &Job, number: usize, done: &mut Done) -> Result<(), Faults> {
+        if !job.options.consume {
+            return Ok(());
         }
-        Ok(result)
+        // What other parts have finished stands in their own progress.
+        let earlier =
+            if job.options.part.is_some() { Earlier::read(&job.destination.directory)? } else { Earlier::default() };
+        let elsewhere = earlier.finished(&job.destination.directory);
+        let finished = |name: &str| job.destination.is_finished(name) || elsewhere.contains(name);
+        let shards: Vec<String> = job.plan.files[number].needs.iter().cloned().collect();
+        done.consumed.extend(consume(job, &shards, &finished)?);
+        Ok(())
     }
 }
 
-/// Σ w² and Σ (w − ŵ)² of a row.
-fn squares(row: &[f32], decoded: &[f32]) -> (f64, f64) {
-    row.iter().zip(decoded).fold((0.0, 0.0), |(signal, noise), (&w, &d)| {
-        let (w, error) = (f64::from(w), f64::from(w) - f64::from(d));
-        (signal + w * w, noise + error * error)
-    })
+/// A file of an earlier run is whole if its hash says so.
+fn verify(job: &Job, file: &PlannedFile, earlier: &FileRecord, progress: &dyn Progress) -> Result<Digests> {
+    check_interrupted(job, progress)?;
+    progress.file(&file.name);
+    let path = job.destination.directory.join(&file.name);
+    let (record, digests) = digest_file(&path, &file.name, &file.layout, &|_| ())?;
+    if record != *earlier {
+        let kind = FaultKind::OutputChanged { expected: earlier.sha256.clone(), found: record.sha256 };
+        return Err(Fault::new(Place::file(path), kind));
+    }
+    progress.advance(file.weights.iter().map(|w| w.source_bytes).sum(), file.layout.bytes);
+    Ok(digests)
 }
 
-/// Joins the results of a file's blocks in their order: faults first, then statistics. Returns warnings.
-fn gather(
-    file: &PlannedFile,
-    sources: &[SourceRows<'_>],
-    blocks: &[Block],
-    results: Vec<Result<BlockResult>>,
-    allow_non_finite: bool,
-    stats: &mut Stats,
-) -> Result<Vec<Fault>, Faults> {
-    let mut faults = Vec::new();
-    let mut non_finite: BTreeMap<usize, (u64, u64, u64, f32)> = BTreeMap::new();
-    for (block, result) in blocks.iter().zip(results) {
-        // An unreadable file fails for every block: once is enough.
-        let result = result?;
-        if let Some((count, row, column, value)) = result.non_finite {
-            non_finite.entry(block.weight).and_modify(|known| known.0 += count).or_insert((count, row, column, value));
-        }
-        let total = stats.entry(file.weights[block.weight].key()).or_default();
-        for (signal, noise) in result.rows {
-            total.0 += signal;
-            total.1 += noise;
-        }
-    }
-    let mut warnings = Vec::new();
-    for (weight, (count, row, column, value)) in non_finite {
-        let place = sources[weight].place();
-        if allow_non_finite {
-            warnings.push(Fault::new(place, FaultKind::NonFiniteZeroed { count, row, column, value }));
-        } else {
-            faults.push(Fault::new(place, FaultKind::NonFinite { row, column, value }));
-        }
-    }
-    Faults::check(faults)?;
-    Ok(warnings)
-}
-
-/// The shards of a weight are still those that were planned with.
-fn check_unchanged(tensor: &SourceTensor<'_>) -> Result<()> {
-    for shard in [Some(tensor.shard), tensor.scales.map(|(shard, _)| shard)].into_iter().flatten() {
-        let changed = |what, expected, found| {
-            Err(Fault::new(Place::file(shard.file.path()), FaultKind::SourceChanged { what, expected, found }))
-        };
-        let bytes = shard.file.bytes_now()?;
-        if bytes != shard.file.bytes() {
-            return changed("size", shard.file.bytes(), bytes);
-        }
-        let modified = SourceFile::modified_nanoseconds(shard.file.path());
-        if modified != shard.modified_nanoseconds {
-            return changed("modification time", shard.modified_nanoseconds, modified);
-        }
+fn check_interrupted(job: &Job, progress: &dyn Progress) -> Result<()> {
+    if progress.interrupted() {
+        return Err(Fault::new(Place::file(&job.destination.directory), FaultKind::Interrupted));
     }
     Ok(())
 }
 
-/// Adds the records of a finished file's weights.
-fn record_tensors(file: &PlannedFile, digests: &Digests, tensors: &mut BTreeMap<TensorName, TensorRecord>) {
-    for (weight, &(codes, scales)) in file.weights.iter().zip(&file.layout.places) {
-        let record = TensorRecord {
-            file: file.name.clone(),
-            class: weight.class.name().to_owned(),
-            format: weight.planned.format.name().to_owned(),
-            group_size: weight.planned.format.group_size(),
-            shape: weight.planned.shape.clone(),
-            bytes: file.layout.tensors[codes].bytes,
-            checksum: checksum_text(digests.checksums[codes]),
-            scale_bytes: scales.map_or(0, |scales| file.layout.tensors[scales].bytes),
-            scale_checksum: scales.map(|scales| checksum_text(digests.checksums[scales])),
-        };
-        tensors.insert(weight.planned.name.clone(), record);
-    }
+/// Whether everything that a file needs is opened, or has arrived.
+fn is_ready(job: &Job, number: usize, follower: &mut Option<Follower>) -> bool {
+    let mut late = job.plan.files[number].needs.iter().filter(|shard| job.source.is_deferred(shard));
+    late.all(|shard| follower.as_mut().is_some_and(|follower| follower.is_whole(shard)))
 }
 
-/// Small files, index, and last of all the manifest; then the progress is folded into it.
-fn finish(job: &mut Job, done: Done) -> Result<Stats, Faults> {
-    let directory = &job.destination.directory;
-    let mut small_files = Vec::new();
-    for file in &job.destination.small {
-        let contents = file.contents()?;
-        if !file.present {
-            write_whole(&directory.join(&file.name), &contents, false)?;
+/// The source files that the files still to be written wait for, and why.
+fn waiting(job: &Job, left: &[usize], follower: &mut Follower) -> Vec<String> {
+    let needs = left.iter().flat_map(|&number| &job.plan.files[number].needs);
+    let late: BTreeSet<&String> = needs.filter(|shard| job.source.is_deferred(shard)).collect();
+    late.into_iter().filter_map(|shard| Some(format!("{shard} ({})", follower.waiting(shard)?))).collect()
+}
+
+impl Job {
+    /// Opens what a file needs and has arrived since the conversion was planned, with all the checks of a plan.
+    fn open_late(&mut self, number: usize) -> Result<(), Faults> {
+        let needs = &self.plan.files[number].needs;
+        let late: Vec<String> = needs.iter().filter(|shard| self.source.is_deferred(shard)).cloned().collect();
+        if late.is_empty() {
+            return Ok(());
         }
-        small_files.push(small_record(&file.name, &contents));
+        let from = self.source.shards.len();
+        self.source.open_deferred(&late, &self.options.passes)?;
+        let mut warnings = std::mem::take(&mut self.source.warnings);
+        check_values(&self.source, &self.options.passes, self.options.allowed, from, &mut warnings)?;
+        let new = &self.source.shards[from..];
+        Faults::check(new.iter().filter_map(|s| self.destination.changed(s, &self.plan, &self.options)).collect())?;
+        self.destination.note_sources(new.iter());
+        // A later run cannot find them again once the file is consumed.
+        self.destination.progress.warn(warnings.iter().map(Finding::accepted));
+        self.warnings.extend(warnings);
+        self.plan.know(number, &self.source);
+        Ok(())
     }
-    if job.options.bare {
-        return Ok(done.stats);
-    }
-    let index = index_text(&done.tensors);
-    write_whole(&directory.join(INDEX_FILE), &index, true)?;
-    small_files.push(small_record(INDEX_FILE, &index));
-    small_files.sort_by(|a, b| a.name.cmp(&b.name));
-    let manifest = Manifest {
-        version: MANIFEST_VERSION,
-        tool: destination::tool(),
-        model_type: crate::config::MODEL_TYPE.to_owned(),
-        checksum: CHECKSUM.to_owned(),
-        recipe: job.destination.recipe.clone(),
-        passes: job.destination.progress.passes.clone(),
-        source: job.destination.progress.source.clone(),
-        files: job.destination.progress.files.clone(),
-        small_files,
-        tensors: done.tensors,
-        warnings: warnings(job),
-    };
-    write_whole(&directory.join(MANIFEST_FILE), &manifest.to_bytes(), true)?;
-    let progress = directory.join(PROGRESS_FILE);
-    fs::remove_file(&progress).map_err(|e| Fault::io("remove the file", &progress, e))?;
-    io::sync_directory(directory)?;
-    Ok(done.stats)
-}
 
-/// What was accepted, now and when earlier files were written: each thing once, in an order of its own.
-fn warnings(job: &Job) -> Vec<Finding> {
-    let now = job.warnings.iter().map(Finding::accepted);
-    let mut all: Vec<Finding> = now.chain(job.destination.progress.warnings.iter().cloned()).collect();
-    all.sort();
-    all.dedup();
-    all
-}
-
-fn small_record(name: &str, contents: &[u8]) -> FileRecord {
-    use sha2::{Digest, Sha256};
-    FileRecord { name: name.to_owned(), bytes: contents.len() as u64, sha256: hex(&Sha256::digest(contents)) }
-}
-
-/// The index of a container: scales are tensors of their own.
-fn index_text(tensors: &BTreeMap<TensorName, TensorRecord>) -> Vec<u8> {
-    let mut weight_map: BTreeMap<TensorName, &str> = BTreeMap::new();
-    for (name, record) in tensors {
-        weight_map.insert(name.clone(), &record.file);
-        if record.scale_checksum.is_some() {
-            weight_map.insert(name.scales(), &record.file);
+    /// What is known of the small files when none is still on its way.
+    fn small_files_arrived(&mut self) -> Result<(), Faults> {
+        let mut warnings = self.destination.list_small(&self.source, &self.plan, self.options.bare)?;
+        let ids = crate::config::stop_ids(&self.source.directory, &self.source.config)?;
+        if ids.is_empty() {
+            let path = self.source.directory.join(crate::config::CONFIG_FILE);
+            warnings.push(Fault::new(Place::file(path), FaultKind::NoStopIds));
         }
-    }
-    let total_size: u64 = tensors.values().map(|record| record.bytes + record.scale_bytes).sum();
-    json_text(&serde_json::json!({"metadata": {"total_size": total_size}, "weight_map": weight_map}))
-}
-
-/// Watches the anonymous memory of this process.
-struct MemoryPeak {
-    stop: std::sync::Arc<(Mutex<bool>, std::sync::Condvar)>,
-    thread: Option<std::thread::JoinHandle<Option<u64>>>,
-}
-
-impl MemoryPeak {
-    const INTERVAL: Duration = Duration::from_millis(20);
-
-    fn start() -> MemoryPeak {
-        let stop = std::sync::Arc::new((Mutex::new(false), std::sync::Condvar::new()));
-        let watched = std::sync::Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            let mut peak = io::anonymous_bytes();
-            let mut stopped = watched.0.lock().expect("no panic while held");
-            while !*stopped {
-                stopped = watched.1.wait_timeout(stopped, MemoryPeak::INTERVAL).expect("no panic while held").0;
-                peak = peak.max(io::anonymous_bytes());
-            }
-            peak
-        });
-        MemoryPeak { stop, thread: Some(thread) }
-    }
-
-    /// The largest value seen.
-    fn stop(mut self) -> Option<u64> {
-        *self.stop.0.lock().expect("no panic while held") = true;
-        self.stop.1.notify_all();
-        self.thread.take().and_then(|thread| thread.join().ok()).flatten()
+        let known: Vec<String> = self.warnings.iter().map(Fault::to_string).collect();
+        self.warnings.extend(warnings.into_iter().filter(|fault| !known.contains(&fault.to_string())));
+        Ok(())
     }
 }
 
-impl Drop for MemoryPeak {
-    fn drop(&mut self) {
-        if let Ok(mut stopped) = self.stop.0.lock() {
-            *stopped = true;
+impl Destination {
+    /// After a failure of a run that added nothing, the directory is left as it was found.
+    fn forget(&self) {
+        if !self.added && !self.begun {
+            let _ = hook::remove_file(&self.directory.join(self.progress_file()));
         }
-        self.stop.1.notify_all();
     }
 }

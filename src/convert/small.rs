@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::INDEX_FILE;
+use crate::checkpoint::arrival::UNFINISHED_SUFFIXES;
 use crate::config::{CONFIG_FILE, NEEDED_SMALL_FILES};
 use crate::container::manifest::MANIFEST_FILE;
 use crate::error::{Fault, FaultKind, Place, Result, escaped};
@@ -14,9 +15,8 @@ use crate::limits;
 /// Key of config.json that describes the source's quantization, not the container's.
 const QUANTIZATION_KEY: &str = "quantization_config";
 
-/// Endings of files that hold weights or unfinished downloads.
-const NOT_CARRIED: [&str; 10] =
-    [".safetensors", ".bin", ".pt", ".pth", ".gguf", ".incomplete", ".part", ".tmp", ".lock", TEMPORARY_SUFFIX];
+/// Endings of files that hold weights.
+const WEIGHT_SUFFIXES: [&str; 5] = [".safetensors", ".bin", ".pt", ".pth", ".gguf"];
 
 /// A small file to carry along.
 #[derive(Debug, Clone)]
@@ -32,6 +32,11 @@ pub struct SmallFile {
 }
 
 impl SmallFile {
+    /// Where it comes from.
+    pub fn source(&self) -> &Path {
+        &self.source
+    }
+
     /// What the container is to hold.
     pub fn contents(&self) -> Result<Vec<u8>> {
         let bytes = read_small(&self.source, limits::MAX_SMALL_FILE_BYTES)?;
@@ -51,7 +56,8 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
             continue;
         };
         let reserved = name == INDEX_FILE || name == MANIFEST_FILE || name.starts_with('.');
-        let ending = NOT_CARRIED.iter().any(|ending| name.ends_with(ending));
+        let endings = WEIGHT_SUFFIXES.iter().chain(&UNFINISHED_SUFFIXES).chain(&[TEMPORARY_SUFFIX]);
+        let ending = endings.into_iter().any(|ending| name.ends_with(ending));
         if reserved || ending || path.is_dir() {
             continue;
         }

@@ -100,7 +100,24 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::WeightFileName => "rename it, or remove it if it does not belong to the model".into(),
         K::NoSpace { .. } => "free the space, or choose another disk".into(),
-        K::Locked => "wait for it to end".into(),
+        K::Locked | K::PartLocked => "wait for it to end".into(),
+        K::OtherDivision { expected, .. } => {
+            format!("give --part K/{expected}, or no --part to convert all that is left, or another directory")
+        }
+        K::PartsMissing { .. } => {
+            "run the missing parts, or the command without --part and --finish to convert all that is left".into()
+        }
+        K::NamesDifferInCase { .. } => "rename or remove one of them".into(),
+        K::OutputIsLink => "replace it by the file itself".into(),
+        K::ConsumedLink { .. } => "give the directory that holds the files themselves, or leave out --consume".into(),
+        K::NotConsumed { .. } => "add --mtp and --indexer to convert everything, or remove it yourself".into(),
+        K::SourceTouched { expected, .. } => format!(
+            "if it is the same file, give it its time back (touch -d @{}.{:09} FILE); else choose another directory",
+            expected / 1_000_000_000,
+            expected % 1_000_000_000
+        ),
+        K::Interrupted => "run the same command again to go on".into(),
+        K::NothingArrives { .. } => "see what the downloader does, then run the same command again".into(),
         K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),
         K::EmptyPass { .. } => "leave the pass out, or give a checkpoint that has these weights".into(),
         K::StoredBytes { fitting, .. } if !fitting.is_empty() => format!("these bytes would fit {}", listed(fitting)),

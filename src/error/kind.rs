@@ -278,6 +278,28 @@ pub enum FaultKind {
     OutputExists,
     #[error("another coliconv is working on this directory")]
     Locked,
+    #[error("another coliconv is working on this part of the conversion")]
+    PartLocked,
+    #[error("the conversion is divided into {expected} parts; this is one of {found}")]
+    OtherDivision { expected: usize, found: usize },
+    #[error("{} not finished: {}", are(*files as u64, "file"), listed(missing))]
+    PartsMissing { files: usize, missing: Vec<String> },
+    #[error("the name differs from {} only in case: on many systems both are one file", escaped(other))]
+    NamesDifferInCase { other: String },
+    #[error("the file of the container is a link, so it would be lost with what it leads to")]
+    OutputIsLink,
+    #[error("the file is a link to {}: consuming it would leave that", escaped_whole(&target.to_string_lossy()))]
+    ConsumedLink { target: PathBuf },
+    #[error("the file would stay: it holds {} of the {passes}, which this run does not convert", counted(*tensors as u64, "tensor"))]
+    NotConsumed { tensors: usize, passes: String },
+    #[error("the source file was modified at {found} (nanoseconds since 1970), what was made from it in {} at {expected}", escaped_whole(&container.to_string_lossy()))]
+    SourceTouched { container: PathBuf, expected: u64, found: u64 },
+    #[error("interrupted; what is finished is kept")]
+    Interrupted,
+    #[error("nothing has arrived for {minutes} minutes; still missing: {}", listed(waiting))]
+    NothingArrives { minutes: u64, waiting: Vec<String> },
+    #[error("{one} and {other} cannot be given together: {why}")]
+    FlagsExclude { one: &'static str, other: &'static str, why: &'static str },
     #[error("not enough space: {needed} bytes needed, {free} free")]
     NoSpace { needed: u64, free: u64 },
     #[error("the source file changed while it was read: {what} was {expected}, now {found}")]

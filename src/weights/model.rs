@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{ContainerRows, Rows, SourceRows};
 use crate::checkpoint::{Allowed, Checkpoint, weight_files};
 use crate::container::manifest::MANIFEST_FILE;
-use crate::container::progress::PROGRESS_FILE;
+use crate::container::progress;
 use crate::container::reader::Container;
 use crate::error::{Faults, Result, Severity};
 use crate::format::Format;
@@ -36,7 +36,7 @@ impl ModelKind {
     /// Tells a container from a checkpoint: by a manifest, by quantized tensors, or by the names of its files.
     pub fn of(directory: &Path) -> Result<ModelKind> {
         let names = weight_files(directory)?;
-        let written = [MANIFEST_FILE, PROGRESS_FILE].iter().any(|name| directory.join(name).exists());
+        let written = directory.join(MANIFEST_FILE).exists() || !progress::present(directory)?.is_empty();
         if written || names.iter().any(|name| Pass::of_file(name).is_some()) {
             return Ok(ModelKind::Container);
         }

@@ -1,0 +1,205 @@
+//! Who may write to a directory: locks of the operating system, released when a process dies.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::hook;
+use crate::error::{Fault, FaultKind, Place, Result};
+
+/// Name of the file that is locked for the whole directory.
+const LOCK_FILE: &str = ".coliconv.lock";
+/// How long a part tries to share a directory.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// What of a directory is claimed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    /// All of it.
+    Whole,
+    /// One part, by its name: other parts may be claimed at the same time.
+    Part(String),
+}
+
+/// A directory, or a part of it, held by this process alone until dropped.
+///
+/// Files in it are locked and not the directory itself, because a lock on a directory is unknown to network file systems.
+/// They may outlive a process that died, and mean nothing then.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    directory: LockFile,
+    part: Option<LockFile>,
+}
+
+impl DirectoryLock {
+    /// Takes the lock, or [`FaultKind::Locked`] when another process holds what is claimed.
+    pub fn take(directory: &Path, claim: &Claim) -> Result<DirectoryLock> {
+        let path = directory.join(LOCK_FILE);
+        match claim {
+            Claim::Whole => Ok(DirectoryLock { directory: LockFile::take(path, Kind::Exclusive)?, part: None }),
+            Claim::Part(name) => {
+                let whole = LockFile::take(path, Kind::Shared)?;
+                let part = LockFile::take(directory.join(part_file(name)), Kind::Exclusive)?;
+                Ok(DirectoryLock { directory: whole, part: Some(part) })
+            }
+        }
+    }
+
+    /// Refuses a directory of which another process holds what is to be claimed. Writes nothing.
+    pub fn check(directory: &Path, claim: &Claim) -> Result<()> {
+        let check = |name: &str, kind| {
+            let path = directory.join(name);
+            if path.exists() { LockFile::take(path, kind).map(drop) } else { Ok(()) }
+        };
+        match claim {
+            Claim::Whole => check(LOCK_FILE, Kind::Exclusive),
+            Claim::Part(name) => {
+                check(LOCK_FILE, Kind::Shared)?;
+                check(&part_file(name), Kind::Exclusive)
+            }
+        }
+    }
+
+    /// Waits until no other part of the directory is at this point.
+    pub fn one_at_a_time(directory: &Path) -> Result<OneAtATime> {
+        Ok(OneAtATime(LockFile::take(directory.join(part_file("finish")), Kind::Waiting)?))
+    }
+
+    /// Gives the lock back and leaves no file behind, unless others hold parts: then the last of them removes it.
+    pub fn release(self) {
+        let Some(part) = self.part else { return self.directory.remove() };
+        part.remove();
+        let path = self.directory.path.clone();
+        drop(self.directory);
+        if path.exists()
+            && let Ok(alone) = LockFile::take(path, Kind::Exclusive)
+        {
+            alone.remove();
+        }
+    }
+}
+
+/// Held by one part at a time.
+#[derive(Debug)]
+pub struct OneAtATime(LockFile);
+
+impl OneAtATime {
+    /// Gives it back and removes its file.
+    pub fn release(self) {
+        self.0.remove();
+    }
+}
+
+fn part_file(name: &str) -> String {
+    format!("{}.{name}.lock", super::WORKING_PREFIX)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Exclusive,
+    Shared,
+    /// Exclusive, however long that takes.
+    Waiting,
+}
+
+#[derive(Debug)]
+struct LockFile {
+    path: PathBuf,
+    _file: File,
+}
+
+impl LockFile {
+    fn take(path: PathBuf, kind: Kind) -> Result<LockFile> {
+        let started = Instant::now();
+        loop {
+            let mut options = OpenOptions::new();
+            options.create(true).read(true).write(true).truncate(false);
+            let file = options.open(&path).map_err(|e| Fault::io("open the lock", &path, e))?;
+            let locked = match kind {
+                Kind::Exclusive => file.try_lock(),
+                Kind::Shared => file.try_lock_shared(),
+                Kind::Waiting => file.lock().map_err(TryLockError::Error),
+            };
+            match locked {
+                // Whoever held it before may have removed it meanwhile: then others would lock another file.
+                Ok(()) if is_at(&file, &path) => return Ok(LockFile { path, _file: file }),
+                Ok(()) if path.is_symlink() => return Err(Fault::new(Place::file(path), FaultKind::NotAFile)),
+                Ok(()) => {}
+                // A part that ends holds the directory alone for a moment.
+                Err(TryLockError::WouldBlock) if kind == Kind::Shared && started.elapsed() < PATIENCE => {
+                    std::thread::sleep(PATIENCE / 20);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let of_part = path.file_name().is_some_and(|name| name != LOCK_FILE);
+                    let kind = if of_part { FaultKind::PartLocked } else { FaultKind::Locked };
+                    return Err(Fault::new(Place::file(super::parent(&path)), kind));
+                }
+                Err(TryLockError::Error(e)) => return Err(Fault::io("lock the file", &path, e)),
+            }
+        }
+    }
+
+    fn remove(self) {
+        // One that stays means nothing.
+        let _ = hook::remove_file(&self.path);
+    }
+}
+
+/// Whether an open file still has this path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let there = || -> io::Result<bool> {
+        let opened = same_file::Handle::from_file(file.try_clone()?)?;
+        Ok(fs::symlink_metadata(path)?.is_file() && same_file::Handle::from_path(path)? == opened)
+    };
+    there().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn locked<T: std::fmt::Debug>(result: Result<T>) -> bool {
+        matches!(*result.unwrap_err().kind, FaultKind::Locked | FaultKind::PartLocked)
+    }
+
+    #[test]
+    fn a_directory_is_locked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let take = |claim: Claim| DirectoryLock::take(dir.path(), &claim);
+        let held = take(Claim::Whole).unwrap();
+        assert!(locked(take(Claim::Whole)) && locked(take(Claim::Part("1".into()))));
+        assert!(locked(DirectoryLock::check(dir.path(), &Claim::Whole)));
+        drop(held);
+        DirectoryLock::check(dir.path(), &Claim::Whole).unwrap();
+        take(Claim::Whole).unwrap().release();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn parts_share_a_directory_and_hold_themselves() {
+        let dir = tempfile::tempdir().unwrap();
+        let take = |claim: Claim| DirectoryLock::take(dir.path(), &claim);
+        let (one, two) = (take(Claim::Part("1-of-2".into())).unwrap(), take(Claim::Part("2-of-2".into())).unwrap());
+        assert!(locked(take(Claim::Part("1-of-2".into()))) && locked(take(Claim::Whole)));
+        one.release();
+        assert!(locked(take(Claim::Whole)));
+        two.release();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        take(Claim::Whole).unwrap();
+    }
+
+    /// A lock file that was removed while somebody waited for it locks nothing: the next one is taken.
+    #[test]
+    fn a_removed_lock_is_not_taken_for_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = DirectoryLock::one_at_a_time(dir.path()).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| DirectoryLock::one_at_a_time(dir.path()).unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            held.release();
+            let now = waiting.join().unwrap();
+            assert!(is_at(&now.0._file, &now.0.path));
+        });
+    }
+}
