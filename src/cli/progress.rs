@@ -38,7 +38,7 @@ pub(crate) struct Meter {
     total: AtomicU64,
     done: AtomicU64,
     state: Mutex<(Instant, Instant, String)>,
-    waited: Mutex<Option<(Instant, usize)>>,
+    waited: Mutex<Option<(Instant, Vec<String>)>>,
 }
 
 /// A bar for bytes on stderr; none without a terminal or with `quiet`.
@@ -131,14 +131,17 @@ impl Progress for Meter {
     }
 
     fn waiting(&self, missing: &[String]) {
-        let text = format!("waiting for {} files: {}", missing.len(), listed(missing));
+        let files = if missing.len() == 1 { "file" } else { "files" };
+        let text = format!("waiting for {} {files}: {}", missing.len(), listed(missing));
         if let Some(bar) = &self.bar {
             bar.set_message(text.clone());
         }
         let Ok(mut waited) = self.waited.lock() else { return };
-        let due = waited.is_none_or(|(told, count)| told.elapsed() >= WAITING_INTERVAL || count != missing.len());
+        let due = waited.as_ref().is_none_or(|(told, known)| {
+            told.elapsed() >= WAITING_INTERVAL || known != missing && told.elapsed() >= INTERVAL
+        });
         if self.lines && due {
-            *waited = Some((Instant::now(), missing.len()));
+            *waited = Some((Instant::now(), missing.to_owned()));
             tell(&format!("{text}\n"));
         }
     }
