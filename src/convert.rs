@@ -10,6 +10,7 @@ mod earlier;
 mod finish;
 mod follow;
 mod memory;
+mod order;
 mod plan;
 mod run;
 mod small;

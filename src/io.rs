@@ -1,5 +1,6 @@
 //! Files: positioned reads that notice a shrinking file, and writes that leave either the whole file or nothing.
 
+mod append;
 pub mod hook;
 mod lock;
 mod new_file;
@@ -11,6 +12,7 @@ use std::time::UNIX_EPOCH;
 
 use crate::error::{Fault, FaultKind, Place, Result};
 
+pub use append::Appender;
 pub use lock::{Claim, DirectoryLock};
 pub use new_file::{NewFile, write_whole};
 

@@ -50,6 +50,12 @@ pub const MAX_THREADS: usize = 1024;
 pub const MAX_LISTED_TENSORS: usize = 1000;
 /// Source bytes that one task of a conversion works on; at least one row.
 pub const BLOCK_SOURCE_BYTES: u64 = 2 << 20;
+/// Bytes of one write of a weight file: whole pages.
+pub const WRITE_CHUNK_BYTES: usize = 4 << 20;
+/// Writes that may wait for the disk.
+pub const WRITE_CHUNKS: usize = 3;
+/// Blocks that may be finished before the one whose turn it is, for each thread.
+pub const BLOCKS_AHEAD: usize = 2;
 /// Bytes of a sequential read while hashing a file.
 pub const HASH_READ_BYTES: usize = 4 << 20;
 /// Longest line that is written to a terminal for one name before it is cut.

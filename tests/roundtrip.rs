@@ -74,16 +74,17 @@ fn write(directory: &Path, config: &[u8], weights: &[Written]) {
     fs::write(directory.join(CONFIG_FILE), config).unwrap();
     let planned: Vec<PlannedWeight> = weights.iter().map(|weight| weight.planned.clone()).collect();
     let layout = FileLayout::new(&planned, None).unwrap();
-    let writer = FileWriter::create(directory, FILE, &layout).unwrap();
-    // Backwards: the order of writing does not matter.
-    for (weight, &(codes, scales)) in weights.iter().zip(&layout.places).rev() {
-        writer.write(codes, 0, &weight.codes).unwrap();
+    let mut data = vec![Vec::new(); layout.tensors.len()];
+    for (weight, &(codes, scales)) in weights.iter().zip(&layout.places) {
+        data[codes] = weight.codes.clone();
         if let Some(scales) = scales {
-            let bytes: Vec<u8> = weight.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            writer.write(scales, 0, &bytes).unwrap();
+            data[scales] = weight.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         }
     }
-    let sealed = writer.seal(&|_| ()).unwrap();
+    let mut writer = FileWriter::create(directory, FILE, &layout).unwrap();
+    // In pieces that end anywhere.
+    data.concat().chunks(97).for_each(|piece| writer.append(piece).unwrap());
+    let sealed = writer.seal().unwrap();
     let finished = (sealed.record.clone(), sealed.digests.clone());
     sealed.commit().unwrap();
     assert_eq!(digest_file(&directory.join(FILE), FILE, &layout, &|_| ()).unwrap(), finished);

@@ -178,19 +178,19 @@ impl Planned<'_> {
             let record = FileRecord { name: self.name.clone(), bytes: self.layout.bytes, sha256: "0".repeat(64) };
             return Ok((record, Digests { sha256: [0; 32], checksums: vec![0; self.layout.tensors.len()] }));
         }
-        let writer = FileWriter::create(directory, &self.name, &self.layout)?;
+        let mut writer = FileWriter::create(directory, &self.name, &self.layout)?;
         let mut random = self.layout.bytes;
         let mut buffer = Vec::new();
-        for (index, tensor) in self.layout.tensors.iter().enumerate() {
+        for tensor in &self.layout.tensors {
             let mut position = 0;
             while position < tensor.bytes {
                 let step = (tensor.bytes - position).min(1 << 20);
                 fill(&mut buffer, step as usize, tensor.dtype, &mut random);
-                writer.write(index, position, &buffer)?;
+                writer.append(&buffer)?;
                 position += step;
             }
         }
-        let sealed = writer.seal(&|_| ())?;
+        let sealed = writer.seal()?;
         let finished = (sealed.record.clone(), sealed.digests.clone());
         sealed.commit()?;
         Ok(finished)

@@ -1,4 +1,4 @@
-//! Writes one weight file: parts in any order and by any thread, then one pass over all of it for the checksums.
+//! Writes one weight file from its first byte to its last, with its checksums.
 
 use std::hash::Hasher;
 use std::path::Path;
@@ -10,16 +10,15 @@ use super::layout::FileLayout;
 use super::manifest::{FileRecord, hex};
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::header::StoredTensor;
-use crate::io::{NewFile, SourceFile};
+use crate::io::{Appender, NewFile, SourceFile};
 use crate::limits;
 
-/// A weight file under construction.
-#[derive(Debug)]
+/// A weight file under construction, written and hashed from its first byte to its last.
 pub struct FileWriter<'a> {
     layout: &'a FileLayout,
     name: &'a str,
-    path: std::path::PathBuf,
-    file: NewFile,
+    file: Appender,
+    digester: Digester<'a>,
 }
 
 /// A weight file whose bytes are final and whose name is not.
@@ -49,36 +48,34 @@ pub struct Digests {
 }
 
 impl<'a> FileWriter<'a> {
-    /// Starts the file `name` of a directory and writes its header.
+    /// Starts the file `name` of a directory, takes its space, and writes its header.
     pub fn create(directory: &Path, name: &'a str, layout: &'a FileLayout) -> Result<FileWriter<'a>> {
         check_head(layout);
-        let path = directory.join(name);
-        let file = NewFile::create(&path)?;
+        let file = NewFile::create(&directory.join(name))?;
         file.allocate(layout.bytes)?;
-        file.write_at(&layout.head, 0)?;
-        Ok(FileWriter { layout, name, path, file })
+        let (file, digester) = (Appender::new(file), Digester::new(&layout.tensors));
+        let mut writer = FileWriter { layout, name, file, digester };
+        writer.append(&layout.head)?;
+        Ok(writer)
     }
 
-    /// Writes part of a tensor, given by its index in the layout.
-    pub fn write(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        let stored = &self.layout.tensors[tensor];
-        assert!(offset + bytes.len() as u64 <= stored.bytes, "a write leaves its tensor");
-        self.file.write_at(bytes, stored.offset + offset)
+    /// Appends the next bytes of the tensors' data.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.digester.update(bytes, &mut |_, _| ());
+        self.file.append(bytes)
     }
 
-    /// Makes the contents durable and computes their digests; the name is still temporary, so that the record can be made
-    /// durable before it. `hashed` is called with the bytes of each step.
-    pub fn seal(self, hashed: &dyn Fn(u64)) -> Result<SealedFile> {
-        self.file.sync()?;
-        let read = |buffer: &mut [u8], offset| self.file.read_at(buffer, offset);
-        let digests = digest(&read, self.layout.bytes, &self.layout.tensors, hashed)?;
-        let record = record(self.name, self.layout.bytes, &digests);
-        Ok(SealedFile { record, digests, file: self.file })
-    }
-
-    /// The final path.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Makes the contents durable; the name is still temporary, so that the record can be made durable before it.
+    ///
+    /// # Panics
+    ///
+    /// If more or fewer bytes were appended than the layout has.
+    pub fn seal(self) -> Result<SealedFile> {
+        assert_eq!(self.digester.position, self.layout.bytes, "bytes of {}", self.name);
+        let file = self.file.finish()?;
+        file.sync()?;
+        let digests = self.digester.finish();
+        Ok(SealedFile { record: record(self.name, self.layout.bytes, &digests), digests, file })
     }
 }
 
@@ -143,34 +140,54 @@ pub fn digest_with(
     visit: &mut dyn FnMut(usize, &[u8]),
     hashed: &dyn Fn(u64),
 ) -> Result<Digests> {
-    let mut sha256 = Sha256::new();
-    let mut checksums = Vec::with_capacity(tensors.len());
-    let mut current = XxHash3_64::new();
+    let mut digester = Digester::new(tensors);
     let mut buffer = vec![0; step_bytes.min(bytes as usize)];
-    let mut position = 0;
-    while position < bytes {
-        let step = (bytes - position).min(buffer.len() as u64) as usize;
-        let part = &mut buffer[..step];
-        read(part, position)?;
-        sha256.update(&*part);
-        let end = position + step as u64;
+    while digester.position < bytes {
+        let step = (bytes - digester.position).min(buffer.len() as u64) as usize;
+        read(&mut buffer[..step], digester.position)?;
+        digester.update(&buffer[..step], visit);
+        hashed(step as u64);
+    }
+    Ok(digester.finish())
+}
+
+/// SHA-256 of a file and XXH3 of each of its tensors, as its bytes come by.
+struct Digester<'a> {
+    tensors: &'a [StoredTensor],
+    sha256: Sha256,
+    checksums: Vec<u64>,
+    current: XxHash3_64,
+    position: u64,
+}
+
+impl<'a> Digester<'a> {
+    fn new(tensors: &'a [StoredTensor]) -> Digester<'a> {
+        let checksums = Vec::with_capacity(tensors.len());
+        Digester { tensors, sha256: Sha256::new(), checksums, current: XxHash3_64::new(), position: 0 }
+    }
+
+    fn update(&mut self, bytes: &[u8], visit: &mut dyn FnMut(usize, &[u8])) {
+        self.sha256.update(bytes);
+        let (position, end) = (self.position, self.position + bytes.len() as u64);
         // The tensors that end in this step, then the one that goes on.
-        while let Some(tensor) = tensors.get(checksums.len()) {
+        while let Some(tensor) = self.tensors.get(self.checksums.len()) {
             let from = tensor.offset.max(position).min(end);
             let to = (tensor.offset + tensor.bytes).clamp(from, end);
-            let of_tensor = &part[(from - position) as usize..(to - position) as usize];
-            current.write(of_tensor);
-            visit(checksums.len(), of_tensor);
+            let of_tensor = &bytes[(from - position) as usize..(to - position) as usize];
+            self.current.write(of_tensor);
+            visit(self.checksums.len(), of_tensor);
             if tensor.offset + tensor.bytes > end {
                 break;
             }
-            checksums.push(std::mem::take(&mut current).finish());
+            self.checksums.push(std::mem::take(&mut self.current).finish());
         }
-        position = end;
-        hashed(step as u64);
+        self.position = end;
     }
-    checksums.resize(tensors.len(), XxHash3_64::new().finish());
-    Ok(Digests { sha256: sha256.finalize().into(), checksums })
+
+    fn finish(mut self) -> Digests {
+        self.checksums.resize(self.tensors.len(), XxHash3_64::new().finish());
+        Digests { sha256: self.sha256.finalize().into(), checksums: self.checksums }
+    }
 }
 
 /// A checksum as it stands in the manifest.

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use byteorder::{ByteOrder, LittleEndian};
 
-use super::Job;
 use super::plan::{ClassKey, PlannedFile, Weight};
 use crate::checkpoint::SourceTensor;
-use crate::container::writer::FileWriter;
 use crate::dequantize::{first_non_finite, zero_non_finite};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::format::Format;
 use crate::io::SourceFile;
 use crate::quantize::Decoder;
 use crate::weights::{ReadBuffer, SourceRows};
@@ -17,35 +16,72 @@ use crate::weights::{ReadBuffer, SourceRows};
 /// Squared signal and squared error of each class.
 pub(super) type Stats = BTreeMap<ClassKey, (f64, f64)>;
 
-/// Some rows of a weight.
+/// What of a weight stands at one place of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// The values of a weight that stays f32.
+    Values,
+    /// The scales of a quantized one.
+    Scales,
+    /// Its codes.
+    Codes,
+}
+
+/// Some rows of a weight, as they stand in the file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
     pub(super) weight: usize,
-    first: u64,
+    pub(super) what: What,
+    pub(super) first: u64,
     pub(super) rows: u64,
 }
 
-pub(super) fn blocks(sources: &[SourceRows<'_>], block_bytes: u64) -> Vec<Block> {
+/// The blocks of a file in the order of its bytes.
+pub(super) fn blocks(file: &PlannedFile, sources: &[SourceRows<'_>], block_bytes: u64) -> Vec<Block> {
+    let mut parts: Vec<(usize, usize, What)> = Vec::new();
+    for (weight, &(codes, scales)) in file.layout.places.iter().enumerate() {
+        let raw = file.weights[weight].planned.format == Format::F32;
+        parts.push((codes, weight, if raw { What::Values } else { What::Codes }));
+        parts.extend(scales.map(|scales| (scales, weight, What::Scales)));
+    }
+    parts.sort_unstable_by_key(|&(place, ..)| place);
     let mut blocks = Vec::new();
-    for (weight, source) in sources.iter().enumerate() {
+    for (_, weight, what) in parts {
+        let source = &sources[weight];
         let step = (block_bytes / source.row_bytes().max(1)).max(1);
         let mut first = 0;
         while first < source.rows {
             let rows = step.min(source.rows - first);
-            blocks.push(Block { weight, first, rows });
+            blocks.push(Block { weight, what, first, rows });
             first += rows;
         }
     }
     blocks
 }
 
+/// Elements that are not finite: how many, and row, column and value of the first.
+type NonFinite = (u64, u64, u64, f32);
+
 /// What came of a block.
 #[derive(Debug, Default)]
 pub(super) struct BlockResult {
-    /// Elements that are not finite: how many, and row, column and value of the first.
-    non_finite: Option<(u64, u64, u64, f32)>,
+    /// Elements that are not finite.
+    non_finite: Option<NonFinite>,
     /// Squared signal and error of each row, with `--stats`.
     rows: Vec<(f64, f64)>,
+}
+
+/// A block as it stands in the file, with what came of it.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) bytes: Vec<u8>,
+    pub(super) result: Result<BlockResult>,
+}
+
+impl Default for Made {
+    fn default() -> Made {
+        Made { bytes: Vec::new(), result: Ok(BlockResult::default()) }
+    }
 }
 
 /// One thread's reused space.
@@ -53,55 +89,51 @@ pub(super) struct BlockResult {
 pub(super) struct Buffers {
     source: ReadBuffer,
     row: Vec<f32>,
-    codes: Vec<u8>,
+    /// What of a row is not wanted: its codes, or its scales as bytes.
+    other: Vec<u8>,
     scales: Vec<f32>,
-    scale_bytes: Vec<u8>,
     decoded: Vec<f32>,
 }
 
 impl Buffers {
+    /// Converts a block into `bytes`.
     pub(super) fn convert(
         &mut self,
         weight: &Weight,
         source: &SourceRows<'_>,
         block: &Block,
-        target: Option<(&FileWriter<'_>, (usize, Option<usize>))>,
-        job: &Job,
+        stats: bool,
+        bytes: &mut Vec<u8>,
     ) -> Result<BlockResult> {
         let mut result = BlockResult::default();
         let columns = source.columns as usize;
         let code_bytes = weight.quantizer.row_code_bytes(columns);
         let row_scales = weight.quantizer.row_scales(columns);
-        let rows = block.rows as usize;
+        let wanted = if block.what == What::Scales { 4 * row_scales } else { code_bytes };
         self.row.resize(columns, 0.0);
-        self.codes.resize(rows * code_bytes, 0);
-        self.scales.resize(rows * row_scales, 0.0);
+        self.other.resize(code_bytes, 0);
+        self.scales.resize(row_scales, 0.0);
+        bytes.resize(block.rows as usize * wanted, 0);
         source.read(block.first, block.rows, &mut self.source)?;
-        for r in 0..rows {
-            source.row(&self.source, block.first, block.first + r as u64, &mut self.row);
+        for (row, out) in (block.first..).zip(bytes.chunks_exact_mut(wanted.max(1)).take(block.rows as usize)) {
+            source.row(&self.source, block.first, row, &mut self.row);
             if let Some(column) = first_non_finite(&self.row) {
                 let value = self.row[column];
                 let count = zero_non_finite(&mut self.row) as u64;
-                let first = (count, block.first + r as u64, column as u64, value);
-                let (before, row, column, value) = result.non_finite.unwrap_or((0, first.1, first.2, first.3));
+                let (before, row, column, value) = result.non_finite.unwrap_or((0, row, column as u64, value));
                 result.non_finite = Some((before + count, row, column, value));
             }
-            let codes = &mut self.codes[r * code_bytes..][..code_bytes];
-            let scales = &mut self.scales[r * row_scales..][..row_scales];
-            weight.quantizer.quantize_row(&self.row, codes, scales);
-            if job.options.stats {
+            let codes = if block.what == What::Scales { &mut self.other[..] } else { &mut *out };
+            weight.quantizer.quantize_row(&self.row, codes, &mut self.scales);
+            if stats && block.what != What::Scales {
                 self.decoded.resize(columns, 0.0);
                 let decoder = Decoder::new(weight.quantizer.format()).expect("what is written can be read");
-                decoder.dequantize_row(codes, scales, &mut self.decoded);
+                decoder.dequantize_row(codes, &self.scales, &mut self.decoded);
                 result.rows.push(squares(&self.row, &self.decoded));
             }
-        }
-        let Some((writer, (codes_place, scales_place))) = target else { return Ok(result) };
-        writer.write(codes_place, block.first * code_bytes as u64, &self.codes)?;
-        if let Some(place) = scales_place {
-            self.scale_bytes.resize(4 * self.scales.len(), 0);
-            LittleEndian::write_f32_into(&self.scales, &mut self.scale_bytes);
-            writer.write(place, block.first * 4 * row_scales as u64, &self.scale_bytes)?;
+            if block.what == What::Scales {
+                LittleEndian::write_f32_into(&self.scales, out);
+            }
         }
         Ok(result)
     }
@@ -115,22 +147,18 @@ fn squares(row: &[f32], decoded: &[f32]) -> (f64, f64) {
     })
 }
 
-/// Joins the results of a file's blocks in their order: faults first, then statistics. Returns warnings.
-pub(super) fn gather(
-    file: &PlannedFile,
-    sources: &[SourceRows<'_>],
-    blocks: &[Block],
-    results: Vec<Result<BlockResult>>,
-    allow_non_finite: bool,
-    stats: &mut Stats,
-) -> Result<Vec<Fault>, Faults> {
-    let mut faults = Vec::new();
-    let mut non_finite: BTreeMap<usize, (u64, u64, u64, f32)> = BTreeMap::new();
-    for (block, result) in blocks.iter().zip(results) {
-        // An unreadable file fails for every block: once is enough.
-        let result = result?;
+/// Joins the results of blocks in their order.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    non_finite: BTreeMap<usize, NonFinite>,
+}
+
+impl Gathered {
+    /// Takes the result of a block.
+    pub(super) fn add(&mut self, file: &PlannedFile, block: &Block, result: BlockResult, stats: &mut Stats) {
         if let Some((count, row, column, value)) = result.non_finite {
-            non_finite.entry(block.weight).and_modify(|known| known.0 += count).or_insert((count, row, column, value));
+            let known = self.non_finite.entry(block.weight);
+            known.and_modify(|known| known.0 += count).or_insert((count, row, column, value));
         }
         let total = stats.entry(file.weights[block.weight].key()).or_default();
         for (signal, noise) in result.rows {
@@ -138,17 +166,19 @@ pub(super) fn gather(
             total.1 += noise;
         }
     }
-    let mut warnings = Vec::new();
-    for (weight, (count, row, column, value)) in non_finite {
-        let place = sources[weight].place();
-        if allow_non_finite {
-            warnings.push(Fault::new(place, FaultKind::NonFiniteZeroed { count, row, column, value }));
-        } else {
-            faults.push(Fault::new(place, FaultKind::NonFinite { row, column, value }));
-        }
+
+    /// Elements that are not finite are faults, or warnings where they are allowed.
+    pub(super) fn check(&self, sources: &[SourceRows<'_>], allow_non_finite: bool) -> Result<Vec<Fault>, Faults> {
+        let fault = |(&weight, &(count, row, column, value)): (&usize, &NonFinite)| {
+            let kind = match allow_non_finite {
+                true => FaultKind::NonFiniteZeroed { count, row, column, value },
+                false => FaultKind::NonFinite { row, column, value },
+            };
+            Fault::new(sources[weight].place(), kind)
+        };
+        let found: Vec<Fault> = self.non_finite.iter().map(fault).collect();
+        if allow_non_finite { Ok(found) } else { Faults::check(found).map(|()| Vec::new()) }
     }
-    Faults::check(faults)?;
-    Ok(warnings)
 }
 
 /// The shards of a weight are still those that were planned with.

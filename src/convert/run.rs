@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::block::{Block, BlockResult, Buffers, Stats, blocks, check_unchanged, gather};
+use super::block::{Block, BlockResult, Buffers, Gathered, Made, Stats, What, blocks, check_unchanged};
 use super::consume::consume;
 use super::earlier::Earlier;
 use super::finish::{finish, record_tensors};
 use super::follow::Follower;
 use super::memory::MemoryPeak;
+use super::order::in_order;
 use super::plan::{PlannedFile, check_values};
 use super::{Destination, Job, Progress};
 use crate::container::manifest::{FileRecord, TensorRecord};
@@ -29,7 +31,7 @@ pub(super) fn run(mut job: Job, progress: &dyn Progress) -> Result<ConvertReport
     let memory = MemoryPeak::start();
     let directory = job.destination.directory.clone();
     let work = Work::new(&job)?;
-    let made = Made::directory(&directory)?;
+    let made = MadeDirectories::make(&directory)?;
     let lock = DirectoryLock::take(&directory, &job.options.claim()).inspect_err(|_| made.undo())?;
     let outcome = work.run(&mut job, progress);
     if outcome.is_err() {
@@ -61,12 +63,12 @@ fn file_report(file: &FileRecord) -> ConvertFile {
 }
 
 /// The directories that a run has made, innermost first, to be removed if nothing comes of it.
-struct Made(Vec<PathBuf>);
+struct MadeDirectories(Vec<PathBuf>);
 
-impl Made {
+impl MadeDirectories {
     /// Makes a directory with its ancestors.
-    fn directory(path: &Path) -> Result<Made> {
-        hook::create_directories(path).map(Made).map_err(|e| Fault::io("create the directory", path, e))
+    fn make(path: &Path) -> Result<MadeDirectories> {
+        hook::create_directories(path).map(MadeDirectories).map_err(|e| Fault::io("create the directory", path, e))
     }
 
     /// A directory with something in it is not removed.
@@ -90,14 +92,18 @@ struct Done {
 struct Work {
     pool: rayon::ThreadPool,
     block_bytes: u64,
+    /// Memory that is used again: fresh pages cost more than the arithmetic.
+    buffers: Mutex<Vec<Buffers>>,
+    spare: Mutex<Vec<Made>>,
 }
 
 impl Work {
     fn new(job: &Job) -> Result<Work> {
         let pool = threads::pool(job.options.threads, &job.destination.directory)?;
-        // A block needs its source bytes, its codes and scales, and one row as f32.
-        let share = job.options.memory.unwrap_or(u64::MAX) / (4 * pool.current_num_threads() as u64);
-        Ok(Work { pool, block_bytes: share.min(limits::BLOCK_SOURCE_BYTES) })
+        // Of a block there are its source bytes, its codes, and others that wait for their turn.
+        let share = job.options.memory.unwrap_or(u64::MAX) / (8 * pool.current_num_threads() as u64);
+        let block_bytes = share.min(limits::BLOCK_SOURCE_BYTES);
+        Ok(Work { pool, block_bytes, buffers: Mutex::default(), spare: Mutex::default() })
     }
 
     /// All of it, under the lock.
@@ -153,7 +159,7 @@ impl Work {
         self.verify_all(job, &|name| !job.destination.is_mine(name), progress, done)?;
         if job.options.stats {
             for file in job.plan.mine().filter(|file| job.destination.is_finished(&file.name)) {
-                self.convert(job, file, None, progress, &mut done.stats)?;
+                self.measure(job, file, progress, &mut done.stats)?;
             }
         }
         Ok(())
@@ -235,43 +241,72 @@ impl Work {
         progress: &dyn Progress,
         stats: &mut Stats,
     ) -> Result<(SealedFile, Vec<Fault>), Faults> {
-        let writer = FileWriter::create(&job.destination.directory, &file.name, &file.layout)?;
-        let warnings = self.convert(job, file, Some(&writer), progress, stats)?;
-        Ok((writer.seal(&|_| ())?, warnings))
+        let mut writer = FileWriter::create(&job.destination.directory, &file.name, &file.layout)?;
+        let sources = sources(job, file)?;
+        let blocks = blocks(file, &sources, self.block_bytes);
+        // Scales stand before the codes, so the source is gone through twice: for the scales, and for the codes.
+        let (scales, codes) = blocks.split_at(blocks.iter().take_while(|block| block.what != What::Codes).count());
+        let mut gathered = Gathered::default();
+        let mut write = |block: &Block, made: &mut Made| {
+            let result = std::mem::replace(&mut made.result, Ok(BlockResult::default()))?;
+            gathered.add(file, block, result, stats);
+            writer.append(&made.bytes)
+        };
+        self.convert(job, file, &sources, scales, progress, &mut write)?;
+        let warnings = gathered.check(&sources, job.options.allowed.non_finite)?;
+        let mut gathered = Gathered::default();
+        let mut write = |block: &Block, made: &mut Made| {
+            let result = std::mem::replace(&mut made.result, Ok(BlockResult::default()))?;
+            gathered.add(file, block, result, stats);
+            writer.append(&made.bytes)
+        };
+        self.convert(job, file, &sources, codes, progress, &mut write)?;
+        sources.iter().try_for_each(|source| check_unchanged(source.tensor()))?;
+        Ok((writer.seal()?, warnings))
     }
 
-    /// Converts the weights of one file; without a writer only to measure them.
+    /// Measures the error of a file that is there already.
+    fn measure(&self, job: &Job, file: &PlannedFile, progress: &dyn Progress, stats: &mut Stats) -> Result<(), Faults> {
+        let sources = sources(job, file)?;
+        let mut blocks = blocks(file, &sources, self.block_bytes);
+        blocks.retain(|block| block.what != What::Scales);
+        let mut gathered = Gathered::default();
+        let mut add = |block: &Block, made: &mut Made| {
+            let result = std::mem::replace(&mut made.result, Ok(BlockResult::default()))?;
+            gathered.add(file, block, result, stats);
+            Ok(())
+        };
+        self.convert(job, file, &sources, &blocks, progress, &mut add)
+    }
+
+    /// Converts blocks on all threads, and takes them in order.
     fn convert(
         &self,
         job: &Job,
         file: &PlannedFile,
-        writer: Option<&FileWriter<'_>>,
+        sources: &[SourceRows<'_>],
+        blocks: &[Block],
         progress: &dyn Progress,
-        stats: &mut Stats,
-    ) -> Result<Vec<Fault>, Faults> {
-        let mut sources = Vec::new();
-        for weight in &file.weights {
-            let tensor = job.source.tensor(weight.planned.name.as_str()).expect("opened before it is converted");
-            sources.push(SourceRows::new(tensor)?);
-        }
-        let blocks = blocks(&sources, self.block_bytes);
-        let convert = |buffers: &mut Buffers, block: &Block| {
-            check_interrupted(job, progress)?;
-            let weight = &file.weights[block.weight];
-            let source = &sources[block.weight];
-            let target = writer.map(|writer| (writer, file.layout.places[block.weight]));
-            let result = buffers.convert(weight, source, block, target, job);
+        take: &mut dyn FnMut(&Block, &mut Made) -> Result<()>,
+    ) -> Result<(), Faults> {
+        let make = |buffers: &mut Buffers, number: usize, made: &mut Made| {
+            let block = &blocks[number];
+            let (weight, source) = (&file.weights[block.weight], &sources[block.weight]);
+            made.result = check_interrupted(job, progress)
+                .and_then(|()| buffers.convert(weight, source, block, job.options.stats, &mut made.bytes));
+            // A quantized weight is read twice, and counts once.
             let read = block.rows * source.row_bytes();
-            progress.advance(read, weight.planned.format.bytes(block.rows, source.columns).unwrap_or(0));
-            result
+            let counted = match block.what {
+                What::Values => read,
+                What::Scales => read / 2,
+                What::Codes => read - read / 2,
+            };
+            progress.advance(counted, made.bytes.len() as u64);
         };
-        // All blocks are done even after a failure, so that what is reported does not depend on the order of threads.
-        let results: Vec<Result<BlockResult>> =
-            self.pool.install(|| blocks.par_iter().map_init(Buffers::default, convert).collect());
-        let allow_non_finite = job.options.allowed.non_finite || writer.is_none();
-        let warnings = gather(file, &sources, &blocks, results, allow_non_finite, stats)?;
-        sources.iter().try_for_each(|source| check_unchanged(source.tensor()))?;
-        Ok(warnings)
+        let ahead = limits::BLOCKS_AHEAD * self.pool.current_num_threads();
+        let mut spare = self.spare.lock().expect("no panic while held");
+        let mut take = |number: usize, made: &mut Made| take(&blocks[number], made);
+        Ok(in_order(&self.pool, blocks.len(), ahead, &mut spare, &self.buffers, &make, &mut take)?)
     }
 
     /// Removes what only files of earlier runs needed.
@@ -299,6 +334,12 @@ impl Work {
         done.consumed.extend(consume(job, &shards, &finished)?);
         Ok(())
     }
+}
+
+/// The weights of a file, ready to be read.
+fn sources<'a>(job: &'a Job, file: &PlannedFile) -> Result<Vec<SourceRows<'a>>> {
+    let tensor = |name: &TensorName| job.source.tensor(name.as_str()).expect("opened before it is converted");
+    file.weights.iter().map(|weight| SourceRows::new(tensor(&weight.planned.name))).collect()
 }
 
 /// A file of an earlier run is whole if its hash says so.

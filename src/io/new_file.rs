@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::hook::{self, Change, announce};
-use super::{TEMPORARY_SUFFIX, read_exact_at, sync_directory_of, write_all_at};
+use super::{TEMPORARY_SUFFIX, sync_directory_of, write_all_at};
 use crate::error::{Fault, FaultKind, Place, Result};
 
 /// A file under construction. It gets its final name only by [`NewFile::commit`]; dropped before, it is removed.
@@ -56,13 +56,25 @@ impl NewFile {
     /// Writes `bytes` at `offset`.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
         announce(Change::Write { offset, bytes: bytes.len() }, &self.temporary)
-            .and_then(|()| write_all_at(self.file(), bytes, offset))
+            .and_then(|()| match write_all_at(self.file(), bytes, offset) {
+                // What the file system says to direct writes that it does not know.
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                    self.set_direct(false);
+                    write_all_at(self.file(), bytes, offset)
+                }
+                written => written,
+            })
             .map_err(|e| Fault::io("write the file", &self.temporary, e))
     }
 
-    /// Reads back what was written.
-    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        read_exact_at(self.file(), buffer, offset).map_err(|e| Fault::io("read back the file", &self.temporary, e))
+    /// Whether writes are to go past the system's cache. They must be of whole pages then. File systems that cannot do
+    /// that are written to in the usual way.
+    pub(super) fn set_direct(&self, direct: bool) {
+        #[cfg(target_os = "linux")]
+        if let Ok(flags) = rustix::fs::fcntl_getfl(self.file()) {
+            let flag = rustix::fs::OFlags::DIRECT;
+            let _ = rustix::fs::fcntl_setfl(self.file(), if direct { flags | flag } else { flags - flag });
+        }
     }
 
     /// Makes the contents durable; the name is still temporary.
