@@ -93,10 +93,23 @@ impl SourceFile {
         None
     }
 
+    /// Tells the system that the file is read from its start to its end.
+    pub fn advise_sequential(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Sequential);
+    }
+
     /// Asks the system to forget what it keeps of the file in memory, so that it is read from the disk again.
     pub fn forget_cached(&self) {
+        self.forget(0, 0);
+    }
+
+    /// The same for so many bytes from `offset` on; 0 for all that follow.
+    pub fn forget(&self, offset: u64, bytes: u64) {
         #[cfg(target_os = "linux")]
-        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+        let _ = rustix::fs::fadvise(&self.file, offset, bytes.try_into().ok(), rustix::fs::Advice::DontNeed);
+        #[cfg(not(target_os = "linux"))]
+        let _ = (offset, bytes);
     }
 }
 

@@ -105,6 +105,14 @@ impl<'a> SourceRows<'a> {
         self.tensor.shard.file.read_at(&mut buffer.0, offset).map_err(|fault| named(fault, &self.tensor.stored.name))
     }
 
+    /// Asks the system to forget what it keeps of these rows in memory: they are not read again.
+    pub fn forget(&self, first: u64, count: u64) {
+        let (offset, bytes) = (self.tensor.stored.offset + first * self.row_bytes(), count * self.row_bytes());
+        if bytes > 0 {
+            self.tensor.shard.file.forget(offset, bytes);
+        }
+    }
+
     /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` `[columns]`.
     pub fn row(&self, buffer: &ReadBuffer, first: u64, row: u64, out: &mut [f32]) {
         let bytes = self.row_bytes() as usize;

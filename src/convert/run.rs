@@ -294,6 +294,9 @@ impl Work {
             let (weight, source) = (&file.weights[block.weight], &sources[block.weight]);
             made.result = check_interrupted(job, progress)
                 .and_then(|()| buffers.convert(weight, source, block, job.options.stats, &mut made.bytes));
+            if block.what != What::Scales {
+                source.forget(block.first, block.rows);
+            }
             // A quantized weight is read twice, and counts once.
             let read = block.rows * source.row_bytes();
             let counted = match block.what {
@@ -339,7 +342,10 @@ impl Work {
 /// The weights of a file, ready to be read.
 fn sources<'a>(job: &'a Job, file: &PlannedFile) -> Result<Vec<SourceRows<'a>>> {
     let tensor = |name: &TensorName| job.source.tensor(name.as_str()).expect("opened before it is converted");
-    file.weights.iter().map(|weight| SourceRows::new(tensor(&weight.planned.name))).collect()
+    let sources: Vec<SourceRows<'_>> =
+        file.weights.iter().map(|weight| SourceRows::new(tensor(&weight.planned.name))).collect::<Result<_>>()?;
+    sources.iter().for_each(|source| source.tensor().shard.file.advise_sequential());
+    Ok(sources)
 }
 
 /// A file of an earlier run is whole if its hash says so.
