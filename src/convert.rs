@@ -13,6 +13,7 @@ use std::path::Path;
 use crate::checkpoint::{Allowed, Checkpoint};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io;
+use crate::isa::Isa;
 use crate::recipe::{Recipe, Settings};
 use crate::report::ConvertReport;
 use crate::roles::Pass;
@@ -41,6 +42,8 @@ pub struct Options {
     pub threads: usize,
     /// Memory for buffers, in bytes.
     pub memory: Option<u64>,
+    /// Instruction set to quantize with; none for the fastest. The output is the same.
+    pub isa: Option<Isa>,
 }
 
 /// A conversion that can start.

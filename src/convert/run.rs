@@ -20,8 +20,9 @@ use crate::container::writer::{Digests, FileWriter, SealedFile, checksum_text, d
 use crate::dequantize::{first_non_finite, zero_non_finite};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{self, DirectoryLock, SourceFile, write_whole};
+use crate::isa::Isa;
 use crate::limits;
-use crate::quantize::Decoder;
+use crate::quantize::{Converter, Decoder};
 use crate::report::{ConvertFile, ConvertReport, Finding};
 use crate::tensor::TensorName;
 use crate::threads;
@@ -269,7 +270,16 @@ impl Buffers {
         self.codes.resize(rows * code_bytes, 0);
         self.scales.resize(rows * row_scales, 0.0);
         source.read(block.first, block.rows, &mut self.source)?;
+        let isa = job.options.isa.unwrap_or_else(Isa::detect);
+        let mut converter = Converter::new(weight.quantizer, source.dtype(), columns, isa);
         for r in 0..rows {
+            let codes = &mut self.codes[r * code_bytes..][..code_bytes];
+            let scales = &mut self.scales[r * row_scales..][..row_scales];
+            // What is measured or counted needs the values of a row: then the plain way.
+            let (stored, block_scales) = source.stored_row(&self.source, block.first, block.first + r as u64);
+            if !job.options.stats && converter.convert_row(stored, block_scales, codes, scales).is_ok() {
+                continue;
+            }
             source.row(&self.source, block.first, block.first + r as u64, &mut self.row);
             if let Some(column) = first_non_finite(&self.row) {
                 let value = self.row[column];
@@ -278,8 +288,6 @@ impl Buffers {
                 let (before, row, column, value) = result.non_finite.unwrap_or((0, first.1, first.2, first.3));
                 result.non_finite = Some((before + count, row, column, value));
             }
-            let codes = &mut self.codes[r * code_bytes..][..code_bytes];
-            let scales = &mut self.scales[r * row_scales..][..row_scales];
             weight.quantizer.quantize_row(&self.row, codes, scales);
             if job.options.stats {
                 self.decoded.resize(columns, 0.0);
