@@ -1,5 +1,6 @@
 //! How fast this machine does the work, with the machine's own limits measured in the same run.
 
+mod quantizing;
 mod synthetic;
 
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ use synthetic::{Contents, Synthetic};
 /// What a user asks for.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where containers are made, in a directory of their own that is removed afterwards.
+    /// Where containers are made, in a directory of their own that is removed afterwards. This and what follows up to
+    /// `threads` matters to [`inspect`] only.
     pub directory: PathBuf,
     /// Bytes of the container whose payload is verified, about.
     pub bytes: u64,
@@ -46,13 +48,23 @@ pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     let container = scratch.path.join("payload");
     Synthetic::of_bytes(options.bytes, threads).write(&container, Contents::Random, true, progress)?;
     measures.extend(payload(&container, options, &pool)?);
-    Ok(BenchReport {
-        target: "inspect".to_owned(),
+    Ok(report("inspect", threads, measures))
+}
+
+/// Measures quantizing alone, on one core, with every instruction set that this CPU has.
+pub fn convert(options: &Options) -> BenchReport {
+    report("convert", 1, quantizing::measures(options.rounds))
+}
+
+/// Measures with what they were taken on.
+fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchReport {
+    BenchReport {
+        target: target.to_owned(),
         cpu: line_of("/proc/cpuinfo", "model name"),
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
         threads: threads as u64,
         measures,
-    })
+    }
 }
 
 /// What follows the colon of a line.
@@ -122,8 +134,12 @@ fn measure(name: &str, seconds: &[f64], bytes: Option<u64>) -> BenchMeasure {
         bytes,
         gb_per_second: bytes.map(|bytes| bytes as f64 / fastest.max(1e-9) / 1e9),
         entries: None,
+        weights: None,
+        g_weights_per_second: None,
         limit: None,
         of_limit: None,
+        baseline: None,
+        of_baseline: None,
     }
 }
 

@@ -23,6 +23,7 @@ use crate::checkpoint::{Allowed, Checkpoint};
 use crate::container::progress::Part;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{self, Claim, DirectoryLock};
+use crate::isa::Isa;
 use crate::recipe::{Recipe, Settings};
 use crate::report::{ConvertReport, Finding};
 use crate::roles::Pass;
@@ -62,6 +63,8 @@ pub struct Options {
     pub threads: usize,
     /// Memory for buffers, in bytes.
     pub memory: Option<u64>,
+    /// Instruction set to quantize with; none for the fastest. The output is the same.
+    pub isa: Option<Isa>,
 }
 
 impl Options {

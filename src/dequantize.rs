@@ -61,9 +61,7 @@ impl SourceDtype {
     /// On slices of other lengths.
     pub fn dequantize_row(self, stored: &[u8], block_scales: &[f32], out: &mut [f32]) {
         let columns = out.len();
-        assert_eq!(stored.len() / self.bytes(), columns, "elements of a row of {columns} as {self:?}");
-        assert_eq!(stored.len() % self.bytes(), 0, "a row of {self:?} ends within an element");
-        assert_eq!(block_scales.len(), self.row_scales(columns), "scales of a row of {columns} as {self:?}");
+        self.check_lengths(columns, stored.len(), block_scales.len());
         match self {
             SourceDtype::F32 => {
                 for (out, bytes) in out.iter_mut().zip(stored.as_chunks().0) {
@@ -74,6 +72,13 @@ impl SourceDtype {
             SourceDtype::F16 => halves::f16_row(stored, out),
             SourceDtype::Fp8E4m3 => fp8::dequantize_row(stored, block_scales, out),
         }
+    }
+
+    /// Panics if a row of `columns` elements has other lengths.
+    pub(crate) fn check_lengths(self, columns: usize, stored: usize, block_scales: usize) {
+        assert_eq!(stored / self.bytes(), columns, "elements of a row of {columns} as {self:?}");
+        assert_eq!(stored % self.bytes(), 0, "a row of {self:?} ends within an element");
+        assert_eq!(block_scales, self.row_scales(columns), "scales of a row of {columns} as {self:?}");
     }
 }
 

@@ -27,6 +27,7 @@ pub mod format;
 pub mod header;
 pub mod inspect;
 pub mod io;
+pub mod isa;
 pub mod json;
 pub mod limits;
 pub mod model;

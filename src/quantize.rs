@@ -1,8 +1,9 @@
 //! Container formats: f32 rows to codes and scales, and back.
 //!
 //! One file a format, each written like its formula in the container format description. These are the plain versions:
-//! any faster one must give the same bytes on every input. Everything here works on one row of a matrix [O, I]: I elements
-//! (*columns*), their codes packed into bytes, and their scales.
+//! any faster one must give the same bytes on every input. The fast one is [`Converter`], which takes rows as they are
+//! stored in a source. Everything here works on one row of a matrix [O, I]: I elements (*columns*), their codes packed into
+//! bytes, and their scales.
 //!
 //! | format | elements | bytes of codes | scales | stored levels |
 //! |---|---|---|---|---|
@@ -16,6 +17,7 @@
 //!
 //! An empty row has no codes; the formats with one scale a row still give it one, the smallest: 1e-8.
 
+mod converter;
 mod fp8_e4m3_b128;
 mod int2_row;
 mod int3_g64;
@@ -23,8 +25,13 @@ mod int4_grouped;
 mod int4_row;
 mod int8_row;
 mod scale;
+// Elsewhere there are no kernels yet.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod simd;
 
 use crate::format::Format;
+
+pub use converter::{Converter, NonFinite};
 
 /// A format with its parameters, ready to encode rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

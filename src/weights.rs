@@ -113,12 +113,23 @@ impl<'a> SourceRows<'a> {
         }
     }
 
-    /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` `[columns]`.
-    pub fn row(&self, buffer: &ReadBuffer, first: u64, row: u64, out: &mut [f32]) {
+    /// Element type.
+    pub fn dtype(&self) -> SourceDtype {
+        self.dtype
+    }
+
+    /// Row `row` of what [`SourceRows::read`] read from `first` on, as it is stored, and the scales of its block row.
+    pub fn stored_row<'b>(&'b self, buffer: &'b ReadBuffer, first: u64, row: u64) -> (&'b [u8], &'b [f32]) {
         let bytes = self.row_bytes() as usize;
         let stored = &buffer.0[(row - first) as usize * bytes..][..bytes];
         let per_row = self.dtype.row_scales(self.columns as usize);
         let scales = if per_row == 0 { &[] } else { &self.scales[(row / SCALE_BLOCK) as usize * per_row..][..per_row] };
+        (stored, scales)
+    }
+
+    /// Widens row `row` of what [`SourceRows::read`] read from `first` on: `out` `[columns]`.
+    pub fn row(&self, buffer: &ReadBuffer, first: u64, row: u64, out: &mut [f32]) {
+        let (stored, scales) = self.stored_row(buffer, first, row);
         self.dtype.dequantize_row(stored, scales, out);
     }
 

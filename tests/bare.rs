@@ -8,6 +8,7 @@ use assert_cmd::Command;
 use coliconv::dequantize::{ScaleDtype, SourceDtype};
 use coliconv::header::{self, Header, StoredTensor};
 use coliconv::io::SourceFile;
+use coliconv::isa::Isa;
 use coliconv::tensor::{Dtype, TensorName};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -32,15 +33,18 @@ fn sha256(path: &Path) -> String {
     Sha256::digest(fs::read(path).unwrap()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Converts `checkpoint` with every setting of a table and compares every file.
-fn check_table(checkpoint: &Path, table: &str, threads: &str) {
+/// Converts `checkpoint` with every setting of a table and compares every file; one to three threads take turns.
+fn check_table(checkpoint: &Path, table: &str, isa: &str) {
     let settings: BTreeMap<String, Setting> = serde_json::from_slice(&fs::read(fixture(table)).unwrap()).unwrap();
     assert!(!settings.is_empty());
-    for (name, setting) in settings {
+    if Isa::named(isa).is_none() {
+        return refused(checkpoint, isa, &format!("this CPU has no {isa}"));
+    }
+    for ((name, setting), threads) in settings.into_iter().zip(["1", "2", "3"].into_iter().cycle()) {
         let out = tempfile::tempdir().unwrap();
         Command::cargo_bin("coliconv")
             .unwrap()
-            .args(["convert", "--quiet", "--threads", threads])
+            .args(["convert", "--quiet", "--isa", isa, "--threads", threads])
             .args([checkpoint, out.path()])
             .args(&setting.flags)
             .assert()
@@ -65,21 +69,55 @@ fn check_table(checkpoint: &Path, table: &str, threads: &str) {
     }
 }
 
+/// An instruction set that is not there is refused by name, before anything is written.
+fn refused(checkpoint: &Path, isa: &str, message: &str) {
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::cargo_bin("coliconv")
+        .unwrap()
+        .args(["convert", "--quiet", "--isa", isa])
+        .args([checkpoint, out.path()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(message), "{said}");
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
 #[test]
-fn nano_with_every_setting() {
-    check_table(&fixture("nano"), "nano/expected/bare.json", "2");
+fn nano_with_every_setting_plain() {
+    check_table(&fixture("nano"), "nano/expected/bare.json", "plain");
+}
+
+#[test]
+fn nano_with_every_setting_avx2() {
+    check_table(&fixture("nano"), "nano/expected/bare.json", "avx2");
+}
+
+#[test]
+fn nano_with_every_setting_avx512() {
+    check_table(&fixture("nano"), "nano/expected/bare.json", "avx512");
 }
 
 #[test]
 fn tiny_with_every_setting() {
-    check_table(&fixture("tiny"), "tiny/expected/bare.json", "1");
+    for isa in Isa::NAMES {
+        check_table(&fixture("tiny"), "tiny/expected/bare.json", isa);
+    }
 }
 
 #[test]
 fn the_bf16_twin_of_tiny() {
     let twin = tempfile::tempdir().unwrap();
     make_bf16(&fixture("tiny"), twin.path());
-    check_table(twin.path(), "tiny/expected/bare-bf16.json", "3");
+    for isa in Isa::NAMES {
+        check_table(twin.path(), "tiny/expected/bare-bf16.json", isa);
+    }
+}
+
+#[test]
+fn instruction_sets_that_nothing_has() {
+    refused(&fixture("nano"), "AVX2", "expected one of: plain, avx2, avx512");
 }
 
 /// The checkpoint with every FP8 weight dequantized and rounded to BF16, ties to even, as `fixtures/make_bf16.py` does.

@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 
+use coliconv::isa::Isa;
 use support::containers::{assert_valid, run, run_json};
 use tempfile::TempDir;
 
@@ -21,8 +22,24 @@ fn inspect_is_measured_and_leaves_nothing() {
 }
 
 #[test]
+fn quantizing_is_measured_with_every_instruction_set() {
+    let (code, report) = run_json(&["bench", "convert", "--rounds", "1"], &[]);
+    assert_eq!(code, 0, "{report}");
+    assert_valid("bench", &report);
+    let measures = report["measures"].as_array().unwrap();
+    for isa in Isa::available() {
+        let of_isa: Vec<_> =
+            measures.iter().filter(|measure| measure["name"].as_str().unwrap().ends_with(isa.name())).collect();
+        assert!(of_isa.len() >= 14, "{isa}");
+        assert!(of_isa.iter().all(|measure| measure["g_weights_per_second"].as_f64().unwrap() > 0.0));
+        assert!(of_isa.iter().all(|measure| measure["of_baseline"].is_f64() != (isa == Isa::Plain)));
+    }
+    assert!(measures.iter().any(|measure| measure["name"] == "SHA-256, one core"));
+}
+
+#[test]
 fn other_targets_are_refused_by_name() {
-    for target in ["convert", "kernels", "decode", "score"] {
+    for target in ["kernels", "decode", "score"] {
         let output = run(&["bench", target], &[]);
         assert_eq!(output.status.code(), Some(2));
         let text = String::from_utf8(output.stderr).unwrap();

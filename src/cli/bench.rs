@@ -13,7 +13,7 @@ use crate::report::{BenchMeasure, BenchReport};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Target {
-    /// Not available in this version
+    /// Quantizing, every format with every instruction set
     Convert,
     /// Reading headers, verifying payloads
     Inspect,
@@ -57,12 +57,11 @@ impl Arguments {
     fn later(&self) -> Option<&'static str> {
         match (self.target, &self.device) {
             (None, _) => Some("`coliconv bench` without a target"),
-            (Some(Target::Convert), _) => Some("`coliconv bench convert`"),
             (Some(Target::Kernels), _) => Some("`coliconv bench kernels`"),
             (Some(Target::Decode), _) => Some("`coliconv bench decode`"),
             (Some(Target::Score), _) => Some("`coliconv bench score`"),
-            (Some(Target::Inspect), Some(_)) => Some("--device"),
-            (Some(Target::Inspect), None) => None,
+            (Some(Target::Inspect | Target::Convert), Some(_)) => Some("--device"),
+            (Some(Target::Inspect | Target::Convert), None) => None,
         }
     }
 }
@@ -87,7 +86,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         threads: arguments.threads,
         rounds: usize::from(arguments.rounds),
     };
-    let report = bench::inspect(&options, &Meter::new(arguments.talk.quiet))?;
+    let report = match arguments.target {
+        Some(Target::Convert) => bench::convert(&options),
+        _ => bench::inspect(&options, &Meter::new(arguments.talk.quiet))?,
+    };
     Ok(if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) })
 }
 
@@ -99,19 +101,21 @@ fn report_text(report: &BenchReport) -> String {
         report.kernel.clone().unwrap_or_else(unknown),
         report.threads
     );
-    let header = ["measure", "median s", "fastest s", "rate", "of its limit"];
+    let header = ["measure", "median s", "fastest s", "rate", "compared"];
     out += &text::table(&header, &["median s", "fastest s", "rate"], report.measures.iter().map(row).collect());
     out
 }
 
 fn row(measure: &BenchMeasure) -> Vec<String> {
-    let rate = match (measure.gb_per_second, measure.entries) {
-        (Some(rate), _) => format!("{rate:.2} GB/s"),
-        (None, Some(entries)) => format!("{:.0} entries/s", entries as f64 / measure.fastest_seconds.max(1e-9)),
-        (None, None) => String::new(),
+    let rate = match (measure.gb_per_second, measure.entries, measure.g_weights_per_second) {
+        (Some(rate), _, _) => format!("{rate:.2} GB/s"),
+        (_, Some(entries), _) => format!("{:.0} entries/s", entries as f64 / measure.fastest_seconds.max(1e-9)),
+        (_, _, Some(rate)) => format!("{rate:.2} G weights/s"),
+        (None, None, None) => String::new(),
     };
-    let limit = match (&measure.limit, measure.of_limit) {
-        (Some(limit), Some(share)) => format!("{:.0} % of {limit}", 100.0 * share),
+    let limit = match (&measure.limit, measure.of_limit, measure.of_baseline) {
+        (Some(limit), Some(share), _) => format!("{:.0} % of {limit}", 100.0 * share),
+        (_, _, Some(times)) => format!("{times:.1} × plain"),
         _ => String::new(),
     };
     let (median, fastest) = (format!("{:.3}", measure.seconds), format!("{:.3}", measure.fastest_seconds));

@@ -12,6 +12,7 @@ use crate::checkpoint::Allowed;
 use crate::container::progress::Part;
 use crate::convert::{Follow, Job, Options, wait_for_model};
 use crate::error::{Faults, escaped, listed};
+use crate::isa::Isa;
 use crate::recipe::{GroupSize, Settings};
 use crate::report::ConvertReport;
 use crate::roles::Pass;
@@ -101,6 +102,9 @@ pub(crate) struct Arguments {
     /// Memory for buffers, for one 512M
     #[arg(long, value_name = "SIZE", value_parser = size::parse, help_heading = "Run")]
     memory: Option<u64>,
+    /// Instruction set to quantize with; the output is the same [default: the fastest]
+    #[arg(long, value_name = "ISA", value_parser = isa, hide = true)]
+    isa: Option<Isa>,
     /// Write formats that the colibri engine would misread at their shape
     #[arg(long, help_heading = "Refusals")]
     allow_ambiguous: bool,
@@ -208,7 +212,18 @@ impl Arguments {
             consume: self.consume,
             threads: self.threads,
             memory: self.memory,
+            isa: self.isa,
         })
+    }
+}
+
+/// Parses an instruction set that this CPU has.
+fn isa(text: &str) -> Result<Isa, String> {
+    let has: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+    match Isa::named(text) {
+        Some(isa) => Ok(isa),
+        None if Isa::NAMES.contains(&text) => Err(format!("this CPU has no {text}, only: {}", has.join(", "))),
+        None => Err(format!("expected one of: {}", Isa::NAMES.join(", "))),
     }
 }
 

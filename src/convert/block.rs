@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use byteorder::{ByteOrder, LittleEndian};
 
+use super::Options;
 use super::plan::{ClassKey, PlannedFile, Weight};
 use crate::checkpoint::SourceTensor;
 use crate::dequantize::{first_non_finite, zero_non_finite};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::Format;
 use crate::io::SourceFile;
-use crate::quantize::Decoder;
+use crate::isa::Isa;
+use crate::quantize::{Converter, Decoder, NonFinite};
 use crate::weights::{ReadBuffer, SourceRows};
 
 /// Squared signal and squared error of each class.
@@ -60,13 +62,13 @@ pub(super) fn blocks(file: &PlannedFile, sources: &[SourceRows<'_>], block_bytes
 }
 
 /// Elements that are not finite: how many, and row, column and value of the first.
-type NonFinite = (u64, u64, u64, f32);
+type Found = (u64, u64, u64, f32);
 
 /// What came of a block.
 #[derive(Debug, Default)]
 pub(super) struct BlockResult {
     /// Elements that are not finite.
-    non_finite: Option<NonFinite>,
+    non_finite: Option<Found>,
     /// Squared signal and error of each row, with `--stats`.
     rows: Vec<(f64, f64)>,
 }
@@ -102,7 +104,7 @@ impl Buffers {
         weight: &Weight,
         source: &SourceRows<'_>,
         block: &Block,
-        stats: bool,
+        options: &Options,
         bytes: &mut Vec<u8>,
     ) -> Result<BlockResult> {
         let mut result = BlockResult::default();
@@ -115,7 +117,22 @@ impl Buffers {
         self.scales.resize(row_scales, 0.0);
         bytes.resize(block.rows as usize * wanted, 0);
         source.read(block.first, block.rows, &mut self.source)?;
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        let mut converter = Converter::new(weight.quantizer, source.dtype(), columns, isa);
         for (row, out) in (block.first..).zip(bytes.chunks_exact_mut(wanted.max(1)).take(block.rows as usize)) {
+            // What is measured or counted needs the values of a row: then the plain way.
+            let (stored, block_scales) = source.stored_row(&self.source, block.first, row);
+            let fast = match block.what {
+                _ if options.stats => Err(NonFinite),
+                What::Scales => converter.scales_row(stored, block_scales, &mut self.scales),
+                What::Values | What::Codes => converter.convert_row(stored, block_scales, out, &mut self.scales),
+            };
+            if fast.is_ok() {
+                if block.what == What::Scales {
+                    LittleEndian::write_f32_into(&self.scales, out);
+                }
+                continue;
+            }
             source.row(&self.source, block.first, row, &mut self.row);
             if let Some(column) = first_non_finite(&self.row) {
                 let value = self.row[column];
@@ -125,7 +142,7 @@ impl Buffers {
             }
             let codes = if block.what == What::Scales { &mut self.other[..] } else { &mut *out };
             weight.quantizer.quantize_row(&self.row, codes, &mut self.scales);
-            if stats && block.what != What::Scales {
+            if options.stats && block.what != What::Scales {
                 self.decoded.resize(columns, 0.0);
                 let decoder = Decoder::new(weight.quantizer.format()).expect("what is written can be read");
                 decoder.dequantize_row(codes, &self.scales, &mut self.decoded);
@@ -150,7 +167,7 @@ fn squares(row: &[f32], decoded: &[f32]) -> (f64, f64) {
 /// Joins the results of blocks in their order.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
-    non_finite: BTreeMap<usize, NonFinite>,
+    non_finite: BTreeMap<usize, Found>,
 }
 
 impl Gathered {
@@ -169,7 +186,7 @@ impl Gathered {
 
     /// Elements that are not finite are faults, or warnings where they are allowed.
     pub(super) fn check(&self, sources: &[SourceRows<'_>], allow_non_finite: bool) -> Result<Vec<Fault>, Faults> {
-        let fault = |(&weight, &(count, row, column, value)): (&usize, &NonFinite)| {
+        let fault = |(&weight, &(count, row, column, value)): (&usize, &Found)| {
             let kind = match allow_non_finite {
                 true => FaultKind::NonFiniteZeroed { count, row, column, value },
                 false => FaultKind::NonFinite { row, column, value },

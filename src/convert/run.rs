@@ -293,7 +293,7 @@ impl Work {
             let block = &blocks[number];
             let (weight, source) = (&file.weights[block.weight], &sources[block.weight]);
             made.result = check_interrupted(job, progress)
-                .and_then(|()| buffers.convert(weight, source, block, job.options.stats, &mut made.bytes));
+                .and_then(|()| buffers.convert(weight, source, block, &job.options, &mut made.bytes));
             if block.what != What::Scales {
                 source.forget(block.first, block.rows);
             }

@@ -6,7 +6,7 @@
 use super::scale;
 
 /// Largest level; the smallest storable one is −2, which finite values never reach.
-const QMAX: f32 = 1.0;
+pub(super) const QMAX: f32 = 1.0;
 /// What a code exceeds its level by.
 const BIAS: i8 = 2;
 /// Elements of a byte.

@@ -14,7 +14,7 @@ const GROUP_BYTES: usize = 24;
 const LOW_BYTES: usize = 16;
 
 /// Largest level; the smallest storable one is −4, which finite values never reach.
-const QMAX: f32 = 3.0;
+pub(super) const QMAX: f32 = 3.0;
 /// What a code exceeds its level by.
 const BIAS: i8 = 4;
 

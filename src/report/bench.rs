@@ -38,10 +38,18 @@ pub struct BenchMeasure {
     pub gb_per_second: Option<f64>,
     /// Header entries that were read; null where that is not the point.
     pub entries: Option<u64>,
+    /// Weights that were converted; null where that is not the point.
+    pub weights: Option<u64>,
+    /// 10^9 weights a second; null without weights.
+    pub g_weights_per_second: Option<f64>,
     /// The measure that limits this one.
     pub limit: Option<String>,
     /// Its rate by that of its limit.
     pub of_limit: Option<f64>,
+    /// The measure of the plain way to do the same.
+    pub baseline: Option<String>,
+    /// Its rate by that of its baseline.
+    pub of_baseline: Option<f64>,
 }
 
 /// Either document of `bench --json`.
