@@ -1,5 +1,7 @@
 //! How fast this machine does the work, with the machine's own limits measured in the same run.
 
+mod checkpoint;
+mod converting;
 mod quantizing;
 mod synthetic;
 
@@ -25,11 +27,14 @@ use synthetic::{Contents, Synthetic};
 /// What a user asks for.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where containers are made, in a directory of their own that is removed afterwards. This and what follows up to
-    /// `threads` matters to [`inspect`] only.
+    /// Where containers are made, in a directory of their own that is removed afterwards.
     pub directory: PathBuf,
-    /// Bytes of the container whose payload is verified, about.
+    /// Bytes of the container whose payload is verified, or of the checkpoint that is converted, about.
     pub bytes: u64,
+    /// Bytes of a shard of that checkpoint, about.
+    pub shard_bytes: u64,
+    /// Leave out quantizing alone.
+    pub whole_only: bool,
     /// Hidden layers of the container whose headers are read; GLM-5.2 has 78.
     pub layers: u64,
     /// Threads; 0 for one per core.
@@ -51,9 +56,14 @@ pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     Ok(report("inspect", threads, measures))
 }
 
-/// Measures quantizing alone, on one core, with every instruction set that this CPU has.
-pub fn convert(options: &Options) -> BenchReport {
-    report("convert", 1, quantizing::measures(options.rounds))
+/// Measures quantizing alone, on one core, with every instruction set that this CPU has; then whole conversions, beside
+/// plain reads and writes of as many bytes.
+pub fn convert(options: &Options) -> Result<BenchReport, Faults> {
+    let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
+    let mut measures = if options.whole_only { Vec::new() } else { quantizing::measures(options.rounds) };
+    let scratch = Scratch::create(&options.directory)?;
+    measures.extend(converting::measures(&scratch, options)?);
+    Ok(report("convert", threads, measures))
 }
 
 /// Measures with what they were taken on.
@@ -136,6 +146,9 @@ fn measure(name: &str, seconds: &[f64], bytes: Option<u64>) -> BenchMeasure {
         entries: None,
         weights: None,
         g_weights_per_second: None,
+        cpu_seconds: None,
+        g_weights_per_cpu_second: None,
+        peak_anonymous_bytes: None,
         limit: None,
         of_limit: None,
         baseline: None,

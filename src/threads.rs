@@ -12,3 +12,14 @@ pub fn pool(threads: usize, path: &Path) -> Result<ThreadPool> {
     let built = ThreadPoolBuilder::new().num_threads(threads.min(limits::MAX_THREADS)).build();
     built.map_err(|e| Fault::io("start threads", path, std::io::Error::other(e)))
 }
+
+/// Seconds that all threads of this process have been on a core; 0 where the system does not tell.
+pub fn process_seconds() -> f64 {
+    #[cfg(unix)]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    }
+    #[cfg(not(unix))]
+    0.0
+}

@@ -81,7 +81,7 @@ fn write(directory: &Path, config: &[u8], weights: &[Written]) {
             data[scales] = weight.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         }
     }
-    let mut writer = FileWriter::create(directory, FILE, &layout).unwrap();
+    let mut writer = FileWriter::create(directory, FILE, &layout, 4096).unwrap();
     // In pieces that end anywhere.
     data.concat().chunks(97).for_each(|piece| writer.append(piece).unwrap());
     let sealed = writer.seal().unwrap();

@@ -16,13 +16,14 @@ use crate::container::writer::{Digests, FileWriter, checksum_text};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::Format;
 use crate::io::{NewFile, write_whole};
+use crate::limits;
 use crate::progress::Progress;
 use crate::recipe::{Recipe, Settings};
 use crate::roles::{Census, Class, Pass, Role};
 use crate::tensor::{Dtype, TensorName};
 
 /// GLM-5.2's dimensions.
-const GLM: &str = include_str!("glm-5.2.json");
+pub(super) const GLM: &str = include_str!("glm-5.2.json");
 /// Files of GLM-5.2's containers: hidden layers, MTP head, indexers.
 const GLM_FILES: [usize; 3] = [141, 3, 21];
 
@@ -178,7 +179,7 @@ impl Planned<'_> {
             let record = FileRecord { name: self.name.clone(), bytes: self.layout.bytes, sha256: "0".repeat(64) };
             return Ok((record, Digests { sha256: [0; 32], checksums: vec![0; self.layout.tensors.len()] }));
         }
-        let mut writer = FileWriter::create(directory, &self.name, &self.layout)?;
+        let mut writer = FileWriter::create(directory, &self.name, &self.layout, limits::WRITE_CHUNK_BYTES)?;
         let mut random = self.layout.bytes;
         let mut buffer = Vec::new();
         for tensor in &self.layout.tensors {

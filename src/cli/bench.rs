@@ -34,9 +34,15 @@ pub(crate) struct Arguments {
     /// Where to make the containers that are measured; removed afterwards [default: the system's place for such files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Size of the container whose payload is verified, for one 1G
+    /// Size of the container whose payload is verified, or of the checkpoint that is converted, for one 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
     size: u64,
+    /// Size of the shards of that checkpoint
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "5G")]
+    shard_size: u64,
+    /// Of `convert`, only whole conversions
+    #[arg(long)]
+    whole_only: bool,
     /// Hidden layers of the container of holes whose headers are read; the dimensions are those of GLM-5.2
     #[arg(long, value_name = "N", default_value_t = 78, value_parser = clap::value_parser!(u64).range(4..=126))]
     layers: u64,
@@ -82,12 +88,14 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     let options = Options {
         directory: arguments.dir.clone().unwrap_or_else(std::env::temp_dir),
         bytes: arguments.size,
+        shard_bytes: arguments.shard_size,
+        whole_only: arguments.whole_only,
         layers: arguments.layers,
         threads: arguments.threads,
         rounds: usize::from(arguments.rounds),
     };
     let report = match arguments.target {
-        Some(Target::Convert) => bench::convert(&options),
+        Some(Target::Convert) => bench::convert(&options)?,
         _ => bench::inspect(&options, &Meter::new(arguments.talk.quiet))?,
     };
     Ok(if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) })
@@ -108,6 +116,11 @@ fn report_text(report: &BenchReport) -> String {
 
 fn row(measure: &BenchMeasure) -> Vec<String> {
     let rate = match (measure.gb_per_second, measure.entries, measure.g_weights_per_second) {
+        (Some(rate), _, _) if measure.g_weights_per_cpu_second.is_some() => {
+            let cpu = measure.g_weights_per_cpu_second.unwrap_or_default();
+            let peak = measure.peak_anonymous_bytes.map(size::human).unwrap_or_default();
+            format!("{rate:.2} GB/s, {cpu:.2} G weights/CPU-s, {peak}")
+        }
         (Some(rate), _, _) => format!("{rate:.2} GB/s"),
         (_, Some(entries), _) => format!("{:.0} entries/s", entries as f64 / measure.fastest_seconds.max(1e-9)),
         (_, _, Some(rate)) => format!("{rate:.2} G weights/s"),

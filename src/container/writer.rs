@@ -48,12 +48,17 @@ pub struct Digests {
 }
 
 impl<'a> FileWriter<'a> {
-    /// Starts the file `name` of a directory, takes its space, and writes its header.
-    pub fn create(directory: &Path, name: &'a str, layout: &'a FileLayout) -> Result<FileWriter<'a>> {
+    /// Starts the file `name` of a directory, takes its space, and writes its header; `chunk_bytes` are written at once.
+    pub fn create(
+        directory: &Path,
+        name: &'a str,
+        layout: &'a FileLayout,
+        chunk_bytes: usize,
+    ) -> Result<FileWriter<'a>> {
         check_head(layout);
         let file = NewFile::create(&directory.join(name))?;
         file.allocate(layout.bytes)?;
-        let (file, digester) = (Appender::new(file), Digester::new(&layout.tensors));
+        let (file, digester) = (Appender::new(file, chunk_bytes), Digester::new(&layout.tensors));
         let mut writer = FileWriter { layout, name, file, digester };
         writer.append(&layout.head)?;
         Ok(writer)

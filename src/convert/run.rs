@@ -92,6 +92,8 @@ struct Done {
 struct Work {
     pool: rayon::ThreadPool,
     block_bytes: u64,
+    /// Bytes of one write.
+    chunk_bytes: usize,
     /// Memory that is used again: fresh pages cost more than the arithmetic.
     buffers: Mutex<Vec<Buffers>>,
     spare: Mutex<Vec<Made>>,
@@ -101,9 +103,10 @@ impl Work {
     fn new(job: &Job) -> Result<Work> {
         let pool = threads::pool(job.options.threads, &job.destination.directory)?;
         // Of a block there are its source bytes, its codes, and others that wait for their turn.
-        let share = job.options.memory.unwrap_or(u64::MAX) / (8 * pool.current_num_threads() as u64);
-        let block_bytes = share.min(limits::BLOCK_SOURCE_BYTES);
-        Ok(Work { pool, block_bytes, buffers: Mutex::default(), spare: Mutex::default() })
+        let memory = job.options.memory.unwrap_or(u64::MAX);
+        let block_bytes = (memory / (8 * pool.current_num_threads() as u64)).min(limits::BLOCK_SOURCE_BYTES);
+        let chunk_bytes = (memory / 16).min(limits::WRITE_CHUNK_BYTES as u64) as usize;
+        Ok(Work { pool, block_bytes, chunk_bytes, buffers: Mutex::default(), spare: Mutex::default() })
     }
 
     /// All of it, under the lock.
@@ -241,7 +244,7 @@ impl Work {
         progress: &dyn Progress,
         stats: &mut Stats,
     ) -> Result<(SealedFile, Vec<Fault>), Faults> {
-        let mut writer = FileWriter::create(&job.destination.directory, &file.name, &file.layout)?;
+        let mut writer = FileWriter::create(&job.destination.directory, &file.name, &file.layout, self.chunk_bytes)?;
         let sources = sources(job, file)?;
         let blocks = blocks(file, &sources, self.block_bytes);
         // Scales stand before the codes, so the source is gone through twice: for the scales, and for the codes.

@@ -21,18 +21,20 @@ struct Chunk {
     from: usize,
     /// How much of it is filled.
     filled: usize,
+    /// How much may be.
+    bytes: usize,
 }
 
 impl Chunk {
-    fn new() -> Chunk {
-        let memory = vec![0; limits::WRITE_CHUNK_BYTES + ALIGNMENT];
+    fn new(bytes: usize) -> Chunk {
+        let memory = vec![0; bytes + ALIGNMENT];
         let from = memory.as_ptr().align_offset(ALIGNMENT);
-        Chunk { memory, from, filled: 0 }
+        Chunk { memory, from, filled: 0, bytes }
     }
 
     /// Takes as much as fits, and tells how much that was.
     fn take(&mut self, bytes: &[u8]) -> usize {
-        let taken = bytes.len().min(limits::WRITE_CHUNK_BYTES - self.filled);
+        let taken = bytes.len().min(self.bytes - self.filled);
         let at = self.from + self.filled;
         self.memory[at..at + taken].copy_from_slice(&bytes[..taken]);
         self.filled += taken;
@@ -40,7 +42,7 @@ impl Chunk {
     }
 
     fn is_full(&self) -> bool {
-        self.filled == limits::WRITE_CHUNK_BYTES
+        self.filled == self.bytes
     }
 
     fn bytes(&self) -> &[u8] {
@@ -59,12 +61,13 @@ pub struct Appender {
 }
 
 impl Appender {
-    /// Begins with an empty file for which the space is taken.
-    pub fn new(file: NewFile) -> Appender {
+    /// Begins with an empty file; `chunk_bytes` are written at once, in whole pages.
+    pub fn new(file: NewFile, chunk_bytes: usize) -> Appender {
+        let chunk_bytes = chunk_bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         let (full, to_write) = sync_channel::<Chunk>(limits::WRITE_CHUNKS);
         let (written, empty) = sync_channel(limits::WRITE_CHUNKS + 2);
         for _ in 0..limits::WRITE_CHUNKS {
-            let _ = written.send(Chunk::new());
+            let _ = written.send(Chunk::new(chunk_bytes));
         }
         let writer = std::thread::spawn(move || {
             let mut offset = 0;
@@ -81,7 +84,7 @@ impl Appender {
             }
             Ok(file)
         });
-        Appender { chunk: Chunk::new(), full: Some(full), empty, writer: Some(writer) }
+        Appender { chunk: Chunk::new(chunk_bytes), full: Some(full), empty, writer: Some(writer) }
     }
 
     /// Appends bytes. The error of an earlier append may only be known now.
@@ -102,7 +105,7 @@ impl Appender {
     /// Writes what is left, and gives the file back; it is not durable yet.
     pub fn finish(mut self) -> Result<NewFile> {
         if self.chunk.filled > 0 {
-            self.send(Chunk { memory: Vec::new(), from: 0, filled: 0 })?;
+            self.send(Chunk { memory: Vec::new(), from: 0, filled: 0, bytes: 0 })?;
         }
         self.join()
     }
@@ -142,7 +145,7 @@ mod tests {
             let path = dir.path().join(length.to_string());
             let file = NewFile::create(&path).unwrap();
             file.allocate(length as u64).unwrap();
-            let mut appender = Appender::new(file);
+            let mut appender = Appender::new(file, limits::WRITE_CHUNK_BYTES);
             for part in bytes.chunks(1_000_003) {
                 appender.append(part).unwrap();
             }
@@ -154,7 +157,7 @@ mod tests {
     #[test]
     fn a_dropped_appender_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let mut appender = Appender::new(NewFile::create(&dir.path().join("a")).unwrap());
+        let mut appender = Appender::new(NewFile::create(&dir.path().join("a")).unwrap(), 5000);
         appender.append(&vec![1; 2 * limits::WRITE_CHUNK_BYTES]).unwrap();
         drop(appender);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

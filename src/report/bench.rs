@@ -42,6 +42,12 @@ pub struct BenchMeasure {
     pub weights: Option<u64>,
     /// 10^9 weights a second; null without weights.
     pub g_weights_per_second: Option<f64>,
+    /// Seconds of all cores together in the round that took the fewest; null where that is not the point.
+    pub cpu_seconds: Option<f64>,
+    /// 10^9 weights by these seconds.
+    pub g_weights_per_cpu_second: Option<f64>,
+    /// Largest anonymous memory seen, in bytes; null where that is not the point.
+    pub peak_anonymous_bytes: Option<u64>,
     /// The measure that limits this one.
     pub limit: Option<String>,
     /// Its rate by that of its limit.

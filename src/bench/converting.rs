@@ -1,0 +1,145 @@
+//! Whole conversions, each beside a plain copy of as many bytes: what the same disk does without any work.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::{Options, Scratch, checkpoint, measure};
+use crate::checkpoint::weight_files;
+use crate::convert;
+use crate::error::{Fault, Faults, Result};
+use crate::io::SourceFile;
+use crate::limits;
+use crate::progress::Silent;
+use crate::recipe::{GroupSize, Settings};
+use crate::report::BenchMeasure;
+use crate::threads::process_seconds;
+
+/// What is converted to: a name, and the settings.
+fn formats() -> [(&'static str, Settings); 4] {
+    let rows = || Settings { group_size: Some(GroupSize::Elements(0)), ..Settings::default() };
+    [
+        ("int4-grouped(64)", Settings::default()),
+        ("int4-row", rows()),
+        ("int3-g64", Settings { ebits: Some(3), ..Settings::default() }),
+        ("int8-row", Settings { ebits: Some(8), ..rows() }),
+    ]
+}
+
+/// Seconds on the wall and on cores.
+type Seconds = (Vec<f64>, Vec<f64>);
+
+/// A conversion with what it is compared to.
+#[derive(Default)]
+struct Runs {
+    read: Seconds,
+    write: Seconds,
+    convert: Seconds,
+    weights: u64,
+    source_bytes: u64,
+    output_bytes: u64,
+    peak_anonymous_bytes: u64,
+}
+
+/// Converts a made-up FP8 checkpoint to each format, `rounds` times, from a cold disk.
+pub(super) fn measures(scratch: &Scratch, options: &Options) -> Result<Vec<BenchMeasure>, Faults> {
+    let source = scratch.path.join("checkpoint");
+    let weights = checkpoint::write(&source, options.bytes, options.shard_bytes)?;
+    let mut runs: Vec<(&str, Settings, Runs)> =
+        formats().into_iter().map(|(name, settings)| (name, settings, Runs { weights, ..Runs::default() })).collect();
+    for _ in 0..options.rounds {
+        for (_, settings, runs) in &mut runs {
+            round(&source, scratch, options, settings, runs)?;
+        }
+    }
+    Ok(runs.into_iter().flat_map(|(name, _, runs)| runs.measures(name)).collect())
+}
+
+/// A plain copy, and a conversion.
+fn round(
+    source: &Path,
+    scratch: &Scratch,
+    options: &Options,
+    settings: &Settings,
+    runs: &mut Runs,
+) -> Result<(), Faults> {
+    let target = scratch.path.join("container");
+    let shards: Vec<SourceFile> =
+        weight_files(source)?.iter().map(|name| SourceFile::open(&source.join(name))).collect::<Result<_>>()?;
+    let forget = || shards.iter().for_each(SourceFile::forget_cached);
+    forget();
+    let convert =
+        convert::Options { settings: settings.clone(), threads: options.threads, ..convert::Options::default() };
+    timed(&mut runs.convert, || {
+        let report = convert::Job::prepare(source, &target, convert)?.run(&Silent)?;
+        (runs.source_bytes, runs.output_bytes) = (shards.iter().map(SourceFile::bytes).sum(), report.output_bytes);
+        runs.peak_anonymous_bytes = runs.peak_anonymous_bytes.max(report.peak_anonymous_bytes.unwrap_or(0));
+        Ok::<(), Faults>(())
+    })?;
+    std::fs::remove_dir_all(&target).map_err(|e| Fault::io("remove the directory", &target, e))?;
+    forget();
+    let mut buffer = vec![1; limits::HASH_READ_BYTES];
+    timed(&mut runs.read, || shards.iter().try_for_each(|shard| read_all(shard, &mut buffer)))?;
+    let path = scratch.path.join("copy");
+    timed(&mut runs.write, || plain_write(&path, &buffer, runs.output_bytes))
+        .map_err(|e| Fault::io("write the file", &path, e))?;
+    std::fs::remove_file(&path).map_err(|e| Fault::io("remove the file", &path, e))?;
+    Ok(())
+}
+
+fn timed<E>(seconds: &mut Seconds, work: impl FnOnce() -> std::result::Result<(), E>) -> std::result::Result<(), E> {
+    let (started, cores) = (Instant::now(), process_seconds());
+    work()?;
+    seconds.0.push(started.elapsed().as_secs_f64());
+    seconds.1.push(process_seconds() - cores);
+    Ok(())
+}
+
+fn read_all(file: &SourceFile, buffer: &mut [u8]) -> Result<()> {
+    let mut position = 0;
+    while position < file.bytes() {
+        let step = (file.bytes() - position).min(buffer.len() as u64) as usize;
+        file.read_at(&mut buffer[..step], position)?;
+        position += step as u64;
+    }
+    Ok(())
+}
+
+/// The way of any program that does not know better.
+fn plain_write(path: &Path, buffer: &[u8], bytes: u64) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut file = std::fs::File::create(path)?;
+    let mut left = bytes;
+    while left > 0 {
+        let step = left.min(buffer.len() as u64);
+        file.write_all(&buffer[..step as usize])?;
+        left -= step;
+    }
+    file.sync_all()
+}
+
+impl Runs {
+    fn measures(self, name: &str) -> [BenchMeasure; 2] {
+        let sum = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(a, b)| a + b).collect::<Vec<f64>>();
+        let bytes = Some(self.source_bytes + self.output_bytes);
+        let (copy_name, name) = (format!("plain read and write, {name}"), format!("convert to {name}"));
+        let copy = BenchMeasure {
+            cpu_seconds: Some(smallest(&sum(&self.read.1, &self.write.1))),
+            ..measure(&copy_name, &sum(&self.read.0, &self.write.0), bytes)
+        };
+        let cpu_seconds = smallest(&self.convert.1);
+        let mut convert = BenchMeasure {
+            weights: Some(self.weights),
+            cpu_seconds: Some(cpu_seconds),
+            g_weights_per_cpu_second: Some(self.weights as f64 / cpu_seconds.max(1e-9) / 1e9),
+            peak_anonymous_bytes: Some(self.peak_anonymous_bytes),
+            ..measure(&name, &self.convert.0, bytes)
+        };
+        // Of the middle rounds: a disk that others use too has no fastest one that means something.
+        (convert.limit, convert.of_limit) = (Some(copy_name), Some(copy.seconds / convert.seconds.max(1e-9)));
+        [copy, convert]
+    }
+}
+
+fn smallest(seconds: &[f64]) -> f64 {
+    seconds.iter().copied().fold(f64::INFINITY, f64::min)
+}
