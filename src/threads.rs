@@ -23,3 +23,17 @@ pub fn process_seconds() -> f64 {
     #[cfg(not(unix))]
     0.0
 }
+
+/// Seconds that this thread has been on a core; elsewhere than on Unix, of the clock on the wall. Only differences count.
+pub fn core_seconds() -> f64 {
+    #[cfg(unix)]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    }
+    #[cfg(not(unix))]
+    {
+        static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        START.get_or_init(std::time::Instant::now).elapsed().as_secs_f64()
+    }
+}

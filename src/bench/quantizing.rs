@@ -1,7 +1,8 @@
 //! Quantizing alone: stored rows that stay in the core's own cache to codes and scales, on one core.
+//!
+//! Seconds are those that the thread had the core: other programs may take it away meanwhile.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
@@ -11,6 +12,7 @@ use crate::format::Format;
 use crate::isa::Isa;
 use crate::quantize::{Converter, Quantizer};
 use crate::report::BenchMeasure;
+use crate::threads::core_seconds;
 
 /// Width of the rows: GLM-5.2's hidden size.
 const COLUMNS: usize = 6144;
@@ -115,7 +117,7 @@ impl Candidate<'_> {
     /// Converts the matrix as often as a repetition asks.
     fn run(&mut self) -> f64 {
         let (codes, scales) = (self.codes.len() / ROWS, self.scales.len() / ROWS);
-        let started = Instant::now();
+        let started = core_seconds();
         for _ in 0..self.passes {
             for (row, stored) in
                 black_box(&self.matrix.stored).chunks_exact(COLUMNS * self.matrix.dtype.bytes()).enumerate()
@@ -127,7 +129,7 @@ impl Candidate<'_> {
             }
             black_box((&self.codes, &self.scales));
         }
-        started.elapsed().as_secs_f64()
+        core_seconds() - started
     }
 
     /// Chooses the passes so that a repetition takes long enough to be timed.
@@ -156,11 +158,11 @@ pub(super) fn measures(rounds: usize) -> Vec<BenchMeasure> {
             let seconds = candidate.run();
             candidate.seconds.push(seconds);
         }
-        let started = Instant::now();
+        let started = core_seconds();
         let mut hash = Sha256::new();
         (0..hashes).for_each(|_| hash.update(black_box(&hashed)));
         black_box(hash.finalize());
-        hash_seconds.push(started.elapsed().as_secs_f64());
+        hash_seconds.push(core_seconds() - started);
     }
     let mut measures: Vec<BenchMeasure> = candidates
         .iter()

@@ -131,6 +131,6 @@ fn row(measure: &BenchMeasure) -> Vec<String> {
         (_, _, Some(times)) => format!("{times:.1} × plain"),
         _ => String::new(),
     };
-    let (median, fastest) = (format!("{:.3}", measure.seconds), format!("{:.3}", measure.fastest_seconds));
+    let (median, fastest) = (format!("{:.4}", measure.seconds), format!("{:.4}", measure.fastest_seconds));
     vec![measure.name.clone(), median, fastest, rate, limit]
 }

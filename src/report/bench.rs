@@ -26,7 +26,7 @@ pub struct BenchReport {
 pub struct BenchMeasure {
     /// What was done.
     pub name: String,
-    /// Median duration.
+    /// Median duration; of work on one core (quantizing, its SHA-256) the time on that core.
     pub seconds: f64,
     /// Shortest duration: what other programs on the machine disturbed least. Rates are by this one.
     pub fastest_seconds: f64,
@@ -40,7 +40,7 @@ pub struct BenchMeasure {
     pub entries: Option<u64>,
     /// Weights that were converted; null where that is not the point.
     pub weights: Option<u64>,
-    /// 10^9 weights a second; null without weights.
+    /// 10^9 weights a second that one core worked; null without weights.
     pub g_weights_per_second: Option<f64>,
     /// Seconds of all cores together in the round that took the fewest; null where that is not the point.
     pub cpu_seconds: Option<f64>,
