@@ -1,14 +1,13 @@
 //! `cargo bench`: quantizing alone, as `coliconv bench convert` measures it.
 
-use coliconv::bench::{self, Options};
+use coliconv::bench;
 
 fn main() {
     // `cargo test --all-targets` runs this too, without the flag.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
-    let options = Options { directory: std::env::temp_dir(), bytes: 0, layers: 0, threads: 1, rounds: 15 };
-    for measure in bench::convert(&options).measures {
+    for measure in bench::quantize(15).measures {
         if let (Some(rate), Some(weights)) = (measure.g_weights_per_second, measure.weights) {
             let median = weights as f64 / measure.seconds / 1e9;
             println!("{:<40} {rate:6.2} G weights/s, median {median:6.2}", measure.name);

@@ -56,11 +56,15 @@ pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     Ok(report("inspect", threads, measures))
 }
 
-/// Measures quantizing alone, on one core, with every instruction set that this CPU has; then whole conversions, beside
-/// plain reads and writes of as many bytes.
+/// Measures quantizing alone, on one core, with every instruction set that this CPU has.
+pub fn quantize(rounds: usize) -> BenchReport {
+    report("convert", 1, quantizing::measures(rounds))
+}
+
+/// Measures quantizing alone, and whole conversions beside plain reads and writes of as many bytes.
 pub fn convert(options: &Options) -> Result<BenchReport, Faults> {
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
-    let mut measures = if options.whole_only { Vec::new() } else { quantizing::measures(options.rounds) };
+    let mut measures = if options.whole_only { Vec::new() } else { quantize(options.rounds).measures };
     let scratch = Scratch::create(&options.directory)?;
     measures.extend(converting::measures(&scratch, options)?);
     Ok(report("convert", threads, measures))

@@ -99,6 +99,14 @@ impl SourceFile {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Sequential);
     }
 
+    /// Asks the system to read so many bytes from `offset` on into its memory, without waiting for them.
+    pub fn will_need(&self, offset: u64, bytes: u64) {
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&self.file, offset, bytes.try_into().ok(), rustix::fs::Advice::WillNeed);
+        #[cfg(not(target_os = "linux"))]
+        let _ = (offset, bytes);
+    }
+
     /// Asks the system to forget what it keeps of the file in memory, so that it is read from the disk again.
     pub fn forget_cached(&self) {
         self.forget(0, 0);

@@ -56,6 +56,8 @@ pub const WRITE_CHUNK_BYTES: usize = 4 << 20;
 pub const WRITE_CHUNKS: usize = 3;
 /// Blocks that may be finished before the one whose turn it is, for each thread.
 pub const BLOCKS_AHEAD: usize = 2;
+/// Bytes that the system is asked for at once before they are needed: it takes no more from one request.
+pub const READ_AHEAD_BYTES: u64 = 128 << 10;
 /// Bytes of a sequential read while hashing a file.
 pub const HASH_READ_BYTES: usize = 4 << 20;
 /// Longest line that is written to a terminal for one name before it is cut.

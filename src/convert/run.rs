@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -19,7 +20,7 @@ use super::{Destination, Job, Progress};
 use crate::container::manifest::{FileRecord, TensorRecord};
 use crate::container::writer::{Digests, FileWriter, SealedFile, digest_file};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::{DirectoryLock, hook};
+use crate::io::{self, DirectoryLock, hook};
 use crate::limits;
 use crate::report::{ConvertFile, ConvertReport, Finding};
 use crate::tensor::TensorName;
@@ -215,17 +216,26 @@ impl Work {
             };
             let number = left.remove(next);
             job.open_late(number)?;
-            self.file(job, number, progress, done)?;
+            let next = left.iter().copied().find(|&next| is_opened(job, next));
+            self.file(job, number, next, progress, done)?;
             self.consume(job, number, done)?;
         }
         Ok(())
     }
 
-    /// Writes one file, records it, and names it.
-    fn file(&self, job: &mut Job, number: usize, progress: &dyn Progress, done: &mut Done) -> Result<(), Faults> {
+    /// Writes one file, records it, and names it. `next` is the one that will be written then.
+    fn file(
+        &self,
+        job: &mut Job,
+        number: usize,
+        next: Option<usize>,
+        progress: &dyn Progress,
+        done: &mut Done,
+    ) -> Result<(), Faults> {
         let file = &job.plan.files[number];
         progress.file(&file.name);
-        let (sealed, warnings) = self.write(job, file, progress, &mut done.stats)?;
+        let next = next.map(|next| &job.plan.files[next]);
+        let (sealed, warnings) = self.write(job, file, next, progress, &mut done.stats)?;
         record_tensors(file, &sealed.digests, &mut done.tensors);
         // Recorded first, named then: a file that is cut off from its record could never be told from a foreign one,
         // while a record without its file only means that the file is written again.
@@ -241,6 +251,7 @@ impl Work {
         &self,
         job: &Job,
         file: &PlannedFile,
+        next: Option<&PlannedFile>,
         progress: &dyn Progress,
         stats: &mut Stats,
     ) -> Result<(SealedFile, Vec<Fault>), Faults> {
@@ -263,7 +274,8 @@ impl Work {
             gathered.add(file, block, result, stats);
             writer.append(&made.bytes)
         };
-        self.convert(job, file, &sources, codes, progress, &mut write)?;
+        // Hashing binds now, and the disk has time for what will be read next.
+        read_ahead(job, next, || self.convert(job, file, &sources, codes, progress, &mut write))?;
         sources.iter().try_for_each(|source| check_unchanged(source.tensor()))?;
         Ok((writer.seal()?, warnings))
     }
@@ -363,6 +375,35 @@ fn verify(job: &Job, file: &PlannedFile, earlier: &FileRecord, progress: &dyn Pr
     }
     progress.advance(file.weights.iter().map(|w| w.source_bytes).sum(), file.layout.bytes);
     Ok(digests)
+}
+
+/// Does some work, and has the system read the source of the next file meanwhile, as far as there is memory for it.
+fn read_ahead<T>(job: &Job, next: Option<&PlannedFile>, work: impl FnOnce() -> T) -> T {
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let weights = next.iter().flat_map(|file| &file.weights);
+            let mut left = io::available_bytes().unwrap_or(0) / 2;
+            for tensor in weights.filter_map(|weight| job.source.tensor(weight.planned.name.as_str())) {
+                let (offset, bytes) = (tensor.stored.offset, tensor.stored.bytes);
+                for from in (offset..offset + bytes).step_by(limits::READ_AHEAD_BYTES as usize) {
+                    if ended.load(Ordering::Relaxed) || left < limits::READ_AHEAD_BYTES {
+                        return;
+                    }
+                    tensor.shard.file.will_need(from, limits::READ_AHEAD_BYTES.min(offset + bytes - from));
+                    left -= limits::READ_AHEAD_BYTES;
+                }
+            }
+        });
+        let result = work();
+        ended.store(true, Ordering::Relaxed);
+        result
+    })
+}
+
+/// Whether everything that a file needs is opened.
+fn is_opened(job: &Job, number: usize) -> bool {
+    !job.plan.files[number].needs.iter().any(|shard| job.source.is_deferred(shard))
 }
 
 fn check_interrupted(job: &Job, progress: &dyn Progress) -> Result<()> {
