@@ -116,7 +116,7 @@ impl Work {
             job.small_files_arrived()?;
         }
         if job.options.part.is_none() {
-            finish(job, std::mem::take(&mut done.tensors))?;
+            finish(job, std::mem::take(&mut done.tensors), false)?;
             done.complete = true;
         } else {
             self.complete(job, progress, &mut done)?;
@@ -139,7 +139,7 @@ impl Work {
             let mut all = Done { tensors: std::mem::take(&mut job.destination.kept_tensors), ..Done::default() };
             all.tensors.append(&mut done.tensors);
             self.verify_all(job, &|name| own.contains(name), progress, &mut all)?;
-            finish(job, all.tensors)?;
+            finish(job, all.tensors, true)?;
             job.options.part = part;
             job.plan.divide(part);
             job.destination.mind(part, own);
