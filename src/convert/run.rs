@@ -31,7 +31,7 @@ pub(super) fn run(mut job: Job, progress: &dyn Progress) -> Result<ConvertReport
     let work = Work::new(&job)?;
     let made = Made::directory(&directory)?;
     let lock = DirectoryLock::take(&directory, &job.options.claim()).inspect_err(|_| made.undo())?;
-    let outcome = work.run(&mut job, progress);
+    let outcome = work.run(&mut job, &lock, progress);
     if outcome.is_err() {
         job.destination.forget();
     }
@@ -101,7 +101,7 @@ impl Work {
     }
 
     /// All of it, under the lock.
-    fn run(&self, job: &mut Job, progress: &dyn Progress) -> Result<Done, Faults> {
+    fn run(&self, job: &mut Job, lock: &DirectoryLock, progress: &dyn Progress) -> Result<Done, Faults> {
         // Another run may have worked here since the destination was examined.
         job.examine(Earlier::read(&job.destination.directory)?)?;
         let mut follower = job.follower.take();
@@ -110,11 +110,12 @@ impl Work {
         self.keep(job, progress, &mut done)?;
         job.destination.write_progress()?;
         self.consume_finished(job, &mut done)?;
-        self.files(job, &mut follower, progress, &mut done)?;
+        self.files(job, lock, &mut follower, progress, &mut done)?;
         if let Some(follower) = &mut follower {
             follower.small_files(&job.source.directory, progress)?;
             job.small_files_arrived()?;
         }
+        lock.check_held()?;
         if job.options.part.is_none() {
             finish(job, std::mem::take(&mut done.tensors), false)?;
             done.complete = true;
@@ -188,6 +189,7 @@ impl Work {
     fn files(
         &self,
         job: &mut Job,
+        lock: &DirectoryLock,
         follower: &mut Option<Follower>,
         progress: &dyn Progress,
         done: &mut Done,
@@ -206,18 +208,26 @@ impl Work {
             };
             let number = left.remove(next);
             job.open_late(number)?;
-            self.file(job, number, progress, done)?;
+            self.file(job, lock, number, progress, done)?;
             self.consume(job, number, done)?;
         }
         Ok(())
     }
 
     /// Writes one file, records it, and names it.
-    fn file(&self, job: &mut Job, number: usize, progress: &dyn Progress, done: &mut Done) -> Result<(), Faults> {
+    fn file(
+        &self,
+        job: &mut Job,
+        lock: &DirectoryLock,
+        number: usize,
+        progress: &dyn Progress,
+        done: &mut Done,
+    ) -> Result<(), Faults> {
         let file = &job.plan.files[number];
         progress.file(&file.name);
         let (sealed, warnings) = self.write(job, file, progress, &mut done.stats)?;
         record_tensors(file, &sealed.digests, &mut done.tensors);
+        lock.check_held()?;
         // Recorded first, named then: a file that is cut off from its record could never be told from a foreign one,
         // while a record without its file only means that the file is written again.
         job.destination.added = true;

@@ -101,6 +101,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::WeightFileName => "rename it, or remove it if it does not belong to the model".into(),
         K::NoSpace { .. } => "free the space, or choose another disk".into(),
         K::Locked | K::PartLocked => "wait for it to end".into(),
+        K::LockRemoved => "see that no other run is left, then run again; a lock that nobody holds stops nobody".into(),
         K::OtherDivision { expected, .. } => {
             format!("give --part K/{expected}, or no --part to convert all that is left, or another directory")
         }

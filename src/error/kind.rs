@@ -280,6 +280,8 @@ pub enum FaultKind {
     Locked,
     #[error("another coliconv is working on this part of the conversion")]
     PartLocked,
+    #[error("the lock was removed while this run held it, so another coliconv may be working here, too")]
+    LockRemoved,
     #[error("the conversion is divided into {expected} parts; this is one of {found}")]
     OtherDivision { expected: usize, found: usize },
     #[error("{} not finished: {}", are(*files as u64, "file"), listed(missing))]
