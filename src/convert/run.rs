@@ -7,7 +7,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 
 use super::block::{Block, BlockResult, Buffers, Stats, blocks, check_unchanged, gather};
-use super::consume::consume;
+use super::consume::{self, consume};
 use super::earlier::Earlier;
 use super::finish::{finish, record_tensors};
 use super::follow::Follower;
@@ -354,6 +354,9 @@ impl Job {
             return Ok(());
         }
         let from = self.source.shards.len();
+        if self.options.consume {
+            consume::check_files(&self.source, &late)?;
+        }
         self.source.open_deferred(&late, &self.options.passes)?;
         let mut warnings = std::mem::take(&mut self.source.warnings);
         check_values(&self.source, &self.options.passes, self.options.allowed, from, &mut warnings)?;

@@ -111,6 +111,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::NamesDifferInCase { .. } => "rename or remove one of them".into(),
         K::OutputIsLink => "replace it by the file itself".into(),
         K::ConsumedLink { .. } => "give the directory that holds the files themselves, or leave out --consume".into(),
+        K::ConsumedUnindexed => "leave out --consume, and remove the file yourself at the end".into(),
         K::NotConsumed { .. } => "add --mtp and --indexer to convert everything, or remove it yourself".into(),
         K::SourceTouched { expected, .. } => format!(
             "if it is the same file, give it its time back (touch -d @{}.{:09} FILE); else choose another directory",

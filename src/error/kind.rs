@@ -290,9 +290,11 @@ pub enum FaultKind {
     NamesDifferInCase { other: String },
     #[error("the file of the container is a link, so it would be lost with what it leads to")]
     OutputIsLink,
-    #[error("the file is a link to {}: consuming it would leave that", escaped_whole(&target.to_string_lossy()))]
+    #[error("the file is a link to {}: removing it would free no space", escaped_whole(&target.to_string_lossy()))]
     ConsumedLink { target: PathBuf },
-    #[error("the file would stay: it holds {} of the {passes}, which this run does not convert", counted(*tensors as u64, "tensor"))]
+    #[error("the index does not name the file: once it is consumed, no later run could tell what it held")]
+    ConsumedUnindexed,
+    #[error("the file stays in spite of --consume: it holds {} of the {passes}, which this run does not convert", counted(*tensors as u64, "tensor"))]
     NotConsumed { tensors: usize, passes: String },
     #[error("the source file was modified at {found} (nanoseconds since 1970), what was made from it in {} at {expected}", escaped_whole(&container.to_string_lossy()))]
     SourceTouched { container: PathBuf, expected: u64, found: u64 },
