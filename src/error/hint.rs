@@ -100,6 +100,9 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::WeightFileName => "rename it, or remove it if it does not belong to the model".into(),
         K::NoSpace { .. } => "free the space, or choose another disk".into(),
+        K::ProgressSyntax { .. } => {
+            "it alone tells which files are whole: remove what was written here, or choose another directory".into()
+        }
         K::Locked | K::PartLocked => "wait for it to end".into(),
         K::LockRemoved => "see that no other run is left, then run again; a lock that nobody holds stops nobody".into(),
         K::OtherDivision { expected, .. } => {
@@ -250,7 +253,7 @@ fn io_hint(source: &std::io::Error) -> Option<String> {
     match source.kind() {
         ErrorKind::StorageFull => Some("free some space and run again: finished files are kept".into()),
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            Some("check the permissions of the directory".into())
+            Some("check the permissions of the file and its directory".into())
         }
         _ => None,
     }
