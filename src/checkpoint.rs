@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{CONFIG_FILE, Config, stop_ids};
+use crate::config::{CONFIG_FILE, Config, GENERATION_CONFIG_FILE, stop_ids};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::header::{Header, StoredTensor};
 use crate::io::SourceFile;
@@ -107,7 +107,9 @@ impl Checkpoint {
         }
         let config = Config::read(directory)?;
         check::quantization(&config, &directory.join(CONFIG_FILE))?;
-        stop_ids(directory, &config)?;
+        if !deferred(GENERATION_CONFIG_FILE) {
+            stop_ids(directory, &config)?;
+        }
         let census = Census::of(&config);
         let index = Index::read(directory, &weight_files)?;
         if weight_files.is_empty() && !(index.is_present() && index.files().any(deferred)) {

@@ -73,8 +73,8 @@ impl Options {
         self.part.map_or(Claim::Whole, |part| Claim::Part(part.file_text()))
     }
 
-    /// Flags that contradict each other.
-    fn check(&self) -> Result<()> {
+    /// Refuses flags that contradict each other.
+    pub fn check(&self) -> Result<()> {
         let exclude = |one, other, why| Err(Fault::new(Place::default(), FaultKind::FlagsExclude { one, other, why }));
         if self.finish && self.part.is_some() {
             return exclude("--finish", "--part", "one makes a container of all parts, the other converts one");
@@ -139,7 +139,7 @@ impl Job {
             job.check_sources()?;
         }
         if job.options.consume {
-            consume::check(&job.source.directory, &job.plan)?;
+            consume::check(&job.source, &job.plan)?;
             job.warnings.extend(consume::warnings(&job.source, &job.plan, &job.options, &job.finished_passes));
         }
         Ok(job)

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
-use crate::error::{Faults, Result};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::header::Header;
-use crate::io::SourceFile;
+use crate::io::{SourceFile, read_small};
 use crate::limits;
 
 /// Endings of files that stand for, or beside, one that is still being written: those of curl, wget, aria2, browsers, Hugging
@@ -68,6 +68,8 @@ impl std::fmt::Display for Waiting {
 struct Seen {
     bytes: u64,
     modified: Option<SystemTime>,
+    /// What the download's own records say.
+    recorded: Option<String>,
     since: Instant,
     /// The verdict on its contents, once it has been left alone.
     verdict: Option<Option<Waiting>>,
@@ -87,7 +89,7 @@ impl Arrivals {
         Arrivals { directory: directory.to_owned(), settle, seen: HashMap::new() }
     }
 
-    /// What speaks against a weight file; nothing if it is whole.
+    /// What speaks against a file; nothing if it is whole.
     pub fn waiting(&mut self, name: &str) -> Option<Waiting> {
         let path = self.directory.join(name);
         let Ok(metadata) = fs::metadata(&path) else {
@@ -98,16 +100,17 @@ impl Arrivals {
             return Some(Waiting::Marked(mark));
         }
         let (bytes, modified) = (metadata.len(), metadata.modified().ok());
-        let fresh = || Seen { bytes, modified, since: Instant::now(), verdict: None };
+        let recorded = recorded_sha256(&self.directory, name);
+        let fresh = || Seen { bytes, modified, recorded: recorded.clone(), since: Instant::now(), verdict: None };
         let seen = self.seen.entry(name.to_owned()).or_insert_with(fresh);
-        if (seen.bytes, seen.modified) != (bytes, modified) {
+        if (seen.bytes, seen.modified, &seen.recorded) != (bytes, modified, &recorded) {
             *seen = fresh();
         }
         let age = modified.and_then(|time| SystemTime::now().duration_since(time).ok());
         if age.is_none_or(|age| age < self.settle) && seen.since.elapsed() < self.settle {
             return Some(Waiting::Fresh);
         }
-        seen.verdict.get_or_insert_with(|| examine(&self.directory, name).err()).clone()
+        seen.verdict.get_or_insert_with(|| examine(&self.directory, name, recorded).err()).clone()
     }
 
     /// Whether the download's own records give the file's SHA-256, so that all of it must be read to know that it is whole.
@@ -140,12 +143,16 @@ fn mark(directory: &Path, name: &str) -> Option<String> {
 }
 
 /// Whether the contents are whole.
-fn examine(directory: &Path, name: &str) -> Result<(), Waiting> {
+fn examine(directory: &Path, name: &str, recorded: Option<String>) -> Result<(), Waiting> {
     let path = directory.join(name);
     let reason = |faults: Faults| Waiting::Header(faults.iter().map(|f| f.kind.to_string()).next().unwrap_or_default());
     let file = SourceFile::open(&path).map_err(|fault| reason(fault.into()))?;
-    Header::read(&file).map_err(reason)?;
-    if let Some(expected) = recorded_sha256(directory, name) {
+    if name.ends_with(".safetensors") {
+        Header::read(&file).map_err(reason)?;
+    } else if name.ends_with(".json") {
+        check_json(&path).map_err(|fault| reason(fault.into()))?;
+    }
+    if let Some(expected) = recorded {
         let found = sha256(&file).map_err(|fault| reason(fault.into()))?;
         // A file that is what it should be has no unwritten hole.
         return if found == expected { Ok(()) } else { Err(Waiting::Hash { expected, found }) };
@@ -154,6 +161,13 @@ fn examine(directory: &Path, name: &str) -> Result<(), Waiting> {
         Some(offset) => Err(Waiting::Hole(offset)),
         None => Ok(()),
     }
+}
+
+/// A JSON file that parses is not cut off.
+fn check_json(path: &Path) -> Result<()> {
+    let bytes = read_small(path, limits::MAX_SMALL_FILE_BYTES)?;
+    let parsed = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes);
+    parsed.map(drop).map_err(|e| Fault::new(Place::file(path), FaultKind::JsonSyntax { message: e.to_string() }))
 }
 
 fn sha256(file: &SourceFile) -> Result<String> {

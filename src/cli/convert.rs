@@ -241,6 +241,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         return Err(not_available(name).into());
     }
     let options = arguments.options()?;
+    options.check()?;
     let Talk { json, quiet } = arguments.talk;
     let meter = Meter::new(quiet);
     end_on_request();

@@ -172,7 +172,10 @@ pub fn remove(directory: &Path, of_whole: bool) -> Result<()> {
 impl Progress {
     /// Parses the text of a progress file; `path` is for messages only.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Progress> {
-        parse_versioned(path, bytes, PROGRESS_VERSION)
+        parse_versioned(path, bytes, PROGRESS_VERSION).map_err(|fault| match *fault.kind {
+            FaultKind::JsonSyntax { message } => Fault::new(fault.place, FaultKind::ProgressSyntax { message }),
+            _ => fault,
+        })
     }
 
     /// Notes a finished file and what was accepted in it.

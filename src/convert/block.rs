@@ -201,14 +201,16 @@ impl Gathered {
 /// The shards of a weight are still those that were planned with.
 pub(super) fn check_unchanged(tensor: &SourceTensor<'_>) -> Result<()> {
     for shard in [Some(tensor.shard), tensor.scales.map(|(shard, _)| shard)].into_iter().flatten() {
+        let path = shard.file.path();
         let changed = |what, expected, found| {
-            Err(Fault::new(Place::file(shard.file.path()), FaultKind::SourceChanged { what, expected, found }))
+            Err(Fault::new(Place::file(path), FaultKind::SourceChanged { what, expected, found }))
         };
+        path.metadata().map_err(|e| Fault::io("find the source file again", path, e))?;
         let bytes = shard.file.bytes_now()?;
         if bytes != shard.file.bytes() {
             return changed("size", shard.file.bytes(), bytes);
         }
-        let modified = SourceFile::modified_nanoseconds(shard.file.path());
+        let modified = SourceFile::modified_nanoseconds(path);
         if modified != shard.modified_nanoseconds {
             return changed("modification time", shard.modified_nanoseconds, modified);
         }

@@ -1,7 +1,6 @@
 //! Source files that go when nothing needs them any more.
 
-use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::{Job, Options, Plan};
 use crate::checkpoint::{Checkpoint, SCALE_SUFFIX, Shard};
@@ -10,17 +9,26 @@ use crate::io::{SourceFile, hook, sync_directory_of};
 use crate::roles::Pass;
 
 /// Refuses to consume what would not free its space, or could not be removed at the end of the first file.
-pub(super) fn check(source: &Path, plan: &Plan) -> Result<()> {
-    let shards: HashSet<&String> = plan.mine().flat_map(|file| &file.needs).collect();
-    for shard in shards {
-        let path = source.join(shard);
+pub(super) fn check(source: &Checkpoint, plan: &Plan) -> Result<()> {
+    let shards: BTreeSet<&String> = plan.mine().flat_map(|file| &file.needs).collect();
+    check_files(source, shards)?;
+    #[cfg(unix)]
+    rustix::fs::access(&source.directory, rustix::fs::Access::WRITE_OK)
+        .map_err(|e| Fault::io("remove files of the source", &source.directory, e.into()))?;
+    Ok(())
+}
+
+/// Refuses to consume these files if one is a link, or could not be done without by a later run.
+pub(super) fn check_files<'a>(source: &Checkpoint, files: impl IntoIterator<Item = &'a String>) -> Result<()> {
+    for file in files {
+        let path = source.directory.join(file);
         if let Ok(target) = std::fs::read_link(&path) {
             return Err(Fault::new(Place::file(path), FaultKind::ConsumedLink { target }));
         }
+        if !source.index.names_file(file) {
+            return Err(Fault::new(Place::file(path), FaultKind::ConsumedUnindexed));
+        }
     }
-    #[cfg(unix)]
-    rustix::fs::access(source, rustix::fs::Access::WRITE_OK)
-        .map_err(|e| Fault::io("remove files of the source", source, e.into()))?;
     Ok(())
 }
 

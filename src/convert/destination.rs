@@ -171,13 +171,8 @@ impl Destination {
         if !directory.is_dir() {
             return Err(Fault::new(Place::file(directory), FaultKind::DestinationIsFile).into());
         }
-        let list = |e| Fault::io("list the directory", directory, e);
-        let mut names = Vec::new();
-        for entry in fs::read_dir(directory).map_err(list)? {
-            names.push(entry.map_err(list)?.file_name().to_string_lossy().into_owned());
-        }
-        names.sort_unstable();
-        for name in &names {
+        let names = &earlier.names;
+        for name in names {
             let path = directory.join(name);
             if let Some(shard) = source.shards.iter().find(|s| is_same_file(s.file.path(), &path)) {
                 let kind = FaultKind::SameFile { other: shard.file.path().to_owned() };

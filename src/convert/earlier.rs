@@ -1,15 +1,18 @@
 //! What earlier runs, and other parts of this one, left in a directory.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs;
 use std::path::Path;
 
 use crate::container::manifest::{FileRecord, Manifest};
 use crate::container::progress::{self, Part, Progress};
-use crate::error::Result;
+use crate::error::{Fault, Result};
 
 /// Manifest and progress of a directory.
 #[derive(Debug, Default)]
 pub struct Earlier {
+    /// Every name in the directory, sorted.
+    pub names: Vec<String>,
     /// The manifest, of passes that are finished.
     pub manifest: Option<Manifest>,
     /// The progress of passes that are not, or of a bare conversion: that of a whole run and those of parts.
@@ -22,9 +25,16 @@ impl Earlier {
         if !directory.is_dir() {
             return Ok(Earlier::default());
         }
-        // In this order: who folds progress into the manifest writes the one before removing the other.
+        let list = |e| Fault::io("list the directory", directory, e);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(directory).map_err(list)? {
+            names.push(entry.map_err(list)?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort_unstable();
+        // In this order, because other parts are at work: a file is recorded before it is named, and who folds progress
+        // into the manifest writes the one before removing the other.
         let progress = progress::read_all(directory)?;
-        Ok(Earlier { manifest: Manifest::read(directory)?, progress })
+        Ok(Earlier { names, manifest: Manifest::read(directory)?, progress })
     }
 
     /// Whether nothing was ever begun here.

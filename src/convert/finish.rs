@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use super::plan::PlannedFile;
@@ -12,8 +13,8 @@ use crate::container::manifest::{
 };
 use crate::container::progress;
 use crate::container::writer::{Digests, checksum_text};
-use crate::error::{Fault, FaultKind, Faults};
-use crate::io::{TEMPORARY_SUFFIX, hook, write_whole};
+use crate::error::{Fault, FaultKind, Faults, Result};
+use crate::io::{TEMPORARY_SUFFIX, WORKING_PREFIX, hook, sync_directory_of, write_whole};
 use crate::report::Finding;
 use crate::tensor::TensorName;
 
@@ -36,7 +37,12 @@ pub(super) fn record_tensors(file: &PlannedFile, digests: &Digests, tensors: &mu
 }
 
 /// Small files, index, and last of all the manifest; then the progress is folded into it.
-pub(super) fn finish(job: &Job, tensors: BTreeMap<TensorName, TensorRecord>) -> Result<(), Faults> {
+/// `beside_others`: whether parts may be running at the same time.
+pub(super) fn finish(
+    job: &Job,
+    tensors: BTreeMap<TensorName, TensorRecord>,
+    beside_others: bool,
+) -> Result<(), Faults> {
     let directory = &job.destination.directory;
     let mut small_files = Vec::new();
     for file in &job.destination.small {
@@ -50,10 +56,10 @@ pub(super) fn finish(job: &Job, tensors: BTreeMap<TensorName, TensorRecord>) -> 
         // What parts have done becomes the progress of the whole.
         job.destination.write_progress()?;
         progress::remove(directory, false)?;
-        return remove_leftovers(directory);
+        return remove_leftovers(directory, beside_others);
     }
     let index = index_text(&tensors);
-    write_whole(&directory.join(INDEX_FILE), &index, true)?;
+    write_unless_same(&directory.join(INDEX_FILE), &index)?;
     small_files.push(small_record(INDEX_FILE, &index));
     small_files.sort_by(|a, b| a.name.cmp(&b.name));
     let manifest = Manifest {
@@ -69,18 +75,34 @@ pub(super) fn finish(job: &Job, tensors: BTreeMap<TensorName, TensorRecord>) -> 
         tensors,
         warnings: warnings(job),
     };
-    write_whole(&directory.join(MANIFEST_FILE), &manifest.to_bytes(), true)?;
+    write_unless_same(&directory.join(MANIFEST_FILE), &manifest.to_bytes())?;
     progress::remove(directory, true)?;
-    remove_leftovers(directory)
+    remove_leftovers(directory, beside_others)
+}
+
+/// Writes a file, or leaves it as it is if it says the same already: then only its name may not be durable yet.
+fn write_unless_same(path: &Path, bytes: &[u8]) -> Result<()> {
+    if path.is_symlink() || !fs::read(path).is_ok_and(|found| found == bytes) {
+        return write_whole(path, bytes, true);
+    }
+    sync_directory_of(path).map_err(|e| Fault::io("write the directory of the file to disk", path, e))
 }
 
 /// Temporary files of runs that died, of files that nobody writes any more.
-fn remove_leftovers(directory: &Path) -> Result<(), Faults> {
+/// Parts that run again beside this one write their progress.
+fn remove_leftovers(directory: &Path, beside_others: bool) -> Result<(), Faults> {
     let list = |e| Fault::io("list the directory", directory, e);
     for entry in fs::read_dir(directory).map_err(list)? {
         let path = entry.map_err(list)?.path();
-        if path.to_string_lossy().ends_with(TEMPORARY_SUFFIX) {
-            hook::remove_file(&path).map_err(|e| Fault::io("remove a temporary file of an earlier run", &path, e))?;
+        let of_progress = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(WORKING_PREFIX));
+        if !path.to_string_lossy().ends_with(TEMPORARY_SUFFIX) || path.is_dir() || (beside_others && of_progress) {
+            continue;
+        }
+        match hook::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(Fault::io("remove a temporary file of an earlier run", &path, e).into());
+            }
+            _ => {}
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::Progress;
+use super::{Progress, small};
 use crate::checkpoint::arrival::{Arrivals, Waiting};
 use crate::checkpoint::{INDEX_FILE, Index};
 use crate::config::{CONFIG_FILE, Config, NEEDED_SMALL_FILES};
@@ -43,17 +43,17 @@ impl Follower {
         Follower { follow, arrivals: Arrivals::new(source, follow.settle), last: (Vec::new(), 0, Instant::now()) }
     }
 
-    /// What speaks against taking a weight file now.
+    /// What speaks against taking a file now.
     pub(super) fn waiting(&mut self, name: &str) -> Option<Waiting> {
         self.arrivals.waiting(name)
     }
 
-    /// Whether a weight file is whole.
+    /// Whether a file is whole.
     pub(super) fn is_whole(&mut self, name: &str) -> bool {
         self.waiting(name).is_none()
     }
 
-    /// Whether a weight file is whole as far as its header tells, and nothing tells more.
+    /// Whether a file is whole as far as it tells itself, and nothing tells more.
     pub(super) fn is_whole_at_once(&mut self, name: &str) -> bool {
         !self.arrivals.has_record(name) && self.is_whole(name)
     }
@@ -80,7 +80,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Waits until the small files that a container needs are there and nothing says that others are being written.
+    /// Waits until the small files that a container needs are there, all are whole, and nothing says that others are
+    /// being written.
     pub(super) fn small_files(&mut self, source: &Path, progress: &dyn Progress) -> Result<()> {
         loop {
             let mut waiting: Vec<String> = NEEDED_SMALL_FILES
@@ -88,6 +89,8 @@ impl Follower {
                 .filter(|(name, _)| !source.join(name).exists())
                 .map(|(name, _)| format!("{name} (if the model has none, run again without --follow)"))
                 .collect();
+            let arriving = small::names(source).into_iter();
+            waiting.extend(arriving.filter_map(|name| Some(format!("{name} ({})", self.waiting(&name)?))));
             waiting.extend(self.arrivals.unfinished());
             if waiting.is_empty() {
                 return Ok(());

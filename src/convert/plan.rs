@@ -250,7 +250,7 @@ impl Planner<'_> {
         self.faults.extend(self.source.config.engine_limits(&path));
         match stop_ids(&self.source.directory, &self.source.config) {
             // The file that has them may still be on its way.
-            Ok(ids) if ids.is_empty() && self.options.follow.is_some() => {}
+            Ok(_) | Err(_) if self.options.follow.is_some() => {}
             Ok(ids) if ids.is_empty() => self.warnings.push(Fault::new(Place::file(path), FaultKind::NoStopIds)),
             Ok(_) => {}
             Err(faults) => self.faults.extend(faults.into_vec()),

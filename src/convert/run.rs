@@ -9,7 +9,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 
 use super::block::{Block, BlockResult, Buffers, Gathered, Made, Stats, What, blocks, check_unchanged};
-use super::consume::consume;
+use super::consume::{self, consume};
 use super::earlier::Earlier;
 use super::finish::{finish, record_tensors};
 use super::follow::Follower;
@@ -31,14 +31,15 @@ pub(super) fn run(mut job: Job, progress: &dyn Progress) -> Result<ConvertReport
     let started = Instant::now();
     let memory = MemoryPeak::start();
     let directory = job.destination.directory.clone();
-    let work = Work::new(&job)?;
+    let pool = threads::pool(job.options.threads, &directory)?;
     let made = MadeDirectories::make(&directory)?;
     let lock = DirectoryLock::take(&directory, &job.options.claim()).inspect_err(|_| made.undo())?;
+    let work = Work::new(&job, pool, lock);
     let outcome = work.run(&mut job, progress);
     if outcome.is_err() {
         job.destination.forget();
     }
-    lock.release();
+    work.lock.release();
     let outcome = outcome.inspect_err(|_| made.undo())?;
     let mut report = job.plan.report(&directory, &job.warnings);
     let earlier = job.destination.progress.warnings.iter().filter(|known| !report.warnings.contains(known));
@@ -91,6 +92,7 @@ struct Done {
 }
 
 struct Work {
+    lock: DirectoryLock,
     pool: rayon::ThreadPool,
     block_bytes: u64,
     /// Bytes of one write.
@@ -101,13 +103,12 @@ struct Work {
 }
 
 impl Work {
-    fn new(job: &Job) -> Result<Work> {
-        let pool = threads::pool(job.options.threads, &job.destination.directory)?;
+    fn new(job: &Job, pool: rayon::ThreadPool, lock: DirectoryLock) -> Work {
         // Of a block there are its source bytes, its codes, and others that wait for their turn.
         let memory = job.options.memory.unwrap_or(u64::MAX);
         let block_bytes = (memory / (8 * pool.current_num_threads() as u64)).min(limits::BLOCK_SOURCE_BYTES);
         let chunk_bytes = (memory / 16).min(limits::WRITE_CHUNK_BYTES as u64) as usize;
-        Ok(Work { pool, block_bytes, chunk_bytes, buffers: Mutex::default(), spare: Mutex::default() })
+        Work { lock, pool, block_bytes, chunk_bytes, buffers: Mutex::default(), spare: Mutex::default() }
     }
 
     /// All of it, under the lock.
@@ -125,8 +126,9 @@ impl Work {
             follower.small_files(&job.source.directory, progress)?;
             job.small_files_arrived()?;
         }
+        self.lock.check_held()?;
         if job.options.part.is_none() {
-            finish(job, std::mem::take(&mut done.tensors))?;
+            finish(job, std::mem::take(&mut done.tensors), false)?;
             done.complete = true;
         } else {
             self.complete(job, progress, &mut done)?;
@@ -149,7 +151,7 @@ impl Work {
             let mut all = Done { tensors: std::mem::take(&mut job.destination.kept_tensors), ..Done::default() };
             all.tensors.append(&mut done.tensors);
             self.verify_all(job, &|name| own.contains(name), progress, &mut all)?;
-            finish(job, all.tensors)?;
+            finish(job, all.tensors, true)?;
             job.options.part = part;
             job.plan.divide(part);
             job.destination.mind(part, own);
@@ -237,6 +239,7 @@ impl Work {
         let next = next.map(|next| &job.plan.files[next]);
         let (sealed, warnings) = self.write(job, file, next, progress, &mut done.stats)?;
         record_tensors(file, &sealed.digests, &mut done.tensors);
+        self.lock.check_held()?;
         // Recorded first, named then: a file that is cut off from its record could never be told from a foreign one,
         // while a record without its file only means that the file is written again.
         job.destination.added = true;
@@ -435,6 +438,9 @@ impl Job {
             return Ok(());
         }
         let from = self.source.shards.len();
+        if self.options.consume {
+            consume::check_files(&self.source, &late)?;
+        }
         self.source.open_deferred(&late, &self.options.passes)?;
         let mut warnings = std::mem::take(&mut self.source.warnings);
         check_values(&self.source, &self.options.passes, self.options.allowed, from, &mut warnings)?;

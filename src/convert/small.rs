@@ -55,10 +55,7 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
             warnings.push(Fault::new(Place::file(path), FaultKind::NameNotUtf8));
             continue;
         };
-        let reserved = name == INDEX_FILE || name == MANIFEST_FILE || name.starts_with('.');
-        let endings = WEIGHT_SUFFIXES.iter().chain(&UNFINISHED_SUFFIXES).chain(&[TEMPORARY_SUFFIX]);
-        let ending = endings.into_iter().any(|ending| name.ends_with(ending));
-        if reserved || ending || path.is_dir() {
+        if !is_carried(&name) || path.is_dir() {
             continue;
         }
         // Snapshots of a download cache are links to files elsewhere: what counts is what they lead to. A file that cannot
@@ -85,6 +82,22 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
         }
     }
     Ok(files)
+}
+
+/// Whether files of this name are carried along.
+fn is_carried(name: &str) -> bool {
+    let reserved = name == INDEX_FILE || name == MANIFEST_FILE || name.starts_with('.');
+    let mut endings = WEIGHT_SUFFIXES.iter().chain(&UNFINISHED_SUFFIXES).chain(&[TEMPORARY_SUFFIX]);
+    !reserved && !endings.any(|ending| name.ends_with(ending))
+}
+
+/// The names of the small files that are there, whole or not, sorted.
+pub fn names(source: &Path) -> Vec<String> {
+    let entries = fs::read_dir(source).into_iter().flatten().flatten();
+    let files = entries.filter(|entry| !entry.path().is_dir()).filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = files.filter(|name| is_carried(name)).collect();
+    names.sort();
+    names
 }
 
 /// config.json without its description of the source's quantization, every other byte as it is.

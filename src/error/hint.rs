@@ -100,7 +100,11 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::WeightFileName => "rename it, or remove it if it does not belong to the model".into(),
         K::NoSpace { .. } => "free the space, or choose another disk".into(),
+        K::ProgressSyntax { .. } => {
+            "it alone tells which files are whole: remove what was written here, or choose another directory".into()
+        }
         K::Locked | K::PartLocked => "wait for it to end".into(),
+        K::LockRemoved => "see that no other run is left, then run again; a lock that nobody holds stops nobody".into(),
         K::OtherDivision { expected, .. } => {
             format!("give --part K/{expected}, or no --part to convert all that is left, or another directory")
         }
@@ -110,12 +114,11 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::NamesDifferInCase { .. } => "rename or remove one of them".into(),
         K::OutputIsLink => "replace it by the file itself".into(),
         K::ConsumedLink { .. } => "give the directory that holds the files themselves, or leave out --consume".into(),
+        K::ConsumedUnindexed => "leave out --consume, and remove the file yourself at the end".into(),
         K::NotConsumed { .. } => "add --mtp and --indexer to convert everything, or remove it yourself".into(),
-        K::SourceTouched { expected, .. } => format!(
-            "if it is the same file, give it its time back (touch -d @{}.{:09} FILE); else choose another directory",
-            expected / 1_000_000_000,
-            expected % 1_000_000_000
-        ),
+        K::SourceTouched { .. } => {
+            "if it is the same file, give it its time back: touch -d @TIME FILE; else choose another directory".into()
+        }
         K::Interrupted => "run the same command again to go on".into(),
         K::NothingArrives { .. } => "see what the downloader does, then run the same command again".into(),
         K::FileVersion { .. } => "use the version of coliconv that wrote it, or choose another directory".into(),
@@ -248,7 +251,7 @@ fn io_hint(source: &std::io::Error) -> Option<String> {
     match source.kind() {
         ErrorKind::StorageFull => Some("free some space and run again: finished files are kept".into()),
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            Some("check the permissions of the directory".into())
+            Some("check the permissions of the file and its directory".into())
         }
         _ => None,
     }

@@ -276,10 +276,14 @@ pub enum FaultKind {
     OutputChanged { expected: String, found: String },
     #[error("the file exists and holds other bytes than this conversion would write")]
     OutputExists,
+    #[error("the record of what is finished here does not parse: {}", escaped_message(message))]
+    ProgressSyntax { message: String },
     #[error("another coliconv is working on this directory")]
     Locked,
     #[error("another coliconv is working on this part of the conversion")]
     PartLocked,
+    #[error("the lock was removed while this run held it, so another coliconv may be working here, too")]
+    LockRemoved,
     #[error("the conversion is divided into {expected} parts; this is one of {found}")]
     OtherDivision { expected: usize, found: usize },
     #[error("{} not finished: {}", are(*files as u64, "file"), listed(missing))]
@@ -288,11 +292,13 @@ pub enum FaultKind {
     NamesDifferInCase { other: String },
     #[error("the file of the container is a link, so it would be lost with what it leads to")]
     OutputIsLink,
-    #[error("the file is a link to {}: consuming it would leave that", escaped_whole(&target.to_string_lossy()))]
+    #[error("the file is a link to {}: removing it would free no space", escaped_whole(&target.to_string_lossy()))]
     ConsumedLink { target: PathBuf },
-    #[error("the file would stay: it holds {} of the {passes}, which this run does not convert", counted(*tensors as u64, "tensor"))]
+    #[error("the index does not name the file: once it is consumed, no later run could tell what it held")]
+    ConsumedUnindexed,
+    #[error("the file stays in spite of --consume: it holds {} of the {passes}, which this run does not convert", counted(*tensors as u64, "tensor"))]
     NotConsumed { tensors: usize, passes: String },
-    #[error("the source file was modified at {found} (nanoseconds since 1970), what was made from it in {} at {expected}", escaped_whole(&container.to_string_lossy()))]
+    #[error("the source file is from @{}, but was from @{} when {} was made from it", seconds(*found), seconds(*expected), escaped_whole(&container.to_string_lossy()))]
     SourceTouched { container: PathBuf, expected: u64, found: u64 },
     #[error("interrupted; what is finished is kept")]
     Interrupted,
@@ -493,6 +499,11 @@ impl FaultKind {
     pub fn hint(&self) -> Option<String> {
         super::hint::hint(self)
     }
+}
+
+/// Nanoseconds as seconds.
+fn seconds(nanoseconds: u64) -> String {
+    format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
 }
 
 /// `1 row`, `2 rows`.

@@ -80,5 +80,9 @@ pub(crate) fn create_directories(path: &Path) -> io::Result<Vec<PathBuf>> {
     for directory in &made {
         super::sync_directory_of(directory)?;
     }
+    if made.is_empty() {
+        // Whoever made it may have died before its name was durable. That it may not be read above is no obstacle.
+        let _ = super::sync_directory_of(path);
+    }
     Ok(made)
 }

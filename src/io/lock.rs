@@ -50,7 +50,7 @@ impl DirectoryLock {
     pub fn check(directory: &Path, claim: &Claim) -> Result<()> {
         let check = |name: &str, kind| {
             let path = directory.join(name);
-            if path.exists() { LockFile::take(path, kind).map(drop) } else { Ok(()) }
+            if path.symlink_metadata().is_ok() { LockFile::take(path, kind).map(drop) } else { Ok(()) }
         };
         match claim {
             Claim::Whole => check(LOCK_FILE, Kind::Exclusive),
@@ -68,15 +68,25 @@ impl DirectoryLock {
 
     /// Gives the lock back and leaves no file behind, unless others hold parts: then the last of them removes it.
     pub fn release(self) {
-        let Some(part) = self.part else { return self.directory.remove() };
+        let Some(part) = self.part else { return self.directory.remove_all() };
         part.remove();
         let path = self.directory.path.clone();
         drop(self.directory);
         if path.exists()
             && let Ok(alone) = LockFile::take(path, Kind::Exclusive)
         {
-            alone.remove();
+            alone.remove_all();
         }
+    }
+
+    /// [`FaultKind::LockRemoved`] if somebody has removed what is held, so that it keeps nobody out.
+    pub fn check_held(&self) -> Result<()> {
+        for lock in [Some(&self.directory), self.part.as_ref()].into_iter().flatten() {
+            if !is_at(&lock.file, &lock.path) {
+                return Err(Fault::new(Place::file(&lock.path), FaultKind::LockRemoved));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -95,6 +105,10 @@ fn part_file(name: &str) -> String {
     format!("{}.{name}.lock", super::WORKING_PREFIX)
 }
 
+fn is_part_file(name: &str) -> bool {
+    name != LOCK_FILE && name.starts_with(super::WORKING_PREFIX) && name.ends_with(".lock")
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Exclusive,
@@ -106,13 +120,17 @@ enum Kind {
 #[derive(Debug)]
 struct LockFile {
     path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl LockFile {
     fn take(path: PathBuf, kind: Kind) -> Result<LockFile> {
         let started = Instant::now();
         loop {
+            // Opening a link could make a file elsewhere.
+            if path.is_symlink() {
+                return Err(Fault::new(Place::file(path), FaultKind::NotAFile));
+            }
             let mut options = OpenOptions::new();
             options.create(true).read(true).write(true).truncate(false);
             let file = options.open(&path).map_err(|e| Fault::io("open the lock", &path, e))?;
@@ -123,8 +141,7 @@ impl LockFile {
             };
             match locked {
                 // Whoever held it before may have removed it meanwhile: then others would lock another file.
-                Ok(()) if is_at(&file, &path) => return Ok(LockFile { path, _file: file }),
-                Ok(()) if path.is_symlink() => return Err(Fault::new(Place::file(path), FaultKind::NotAFile)),
+                Ok(()) if is_at(&file, &path) => return Ok(LockFile { path, file }),
                 Ok(()) => {}
                 // A part that ends holds the directory alone for a moment.
                 Err(TryLockError::WouldBlock) if kind == Kind::Shared && started.elapsed() < PATIENCE => {
@@ -138,6 +155,17 @@ impl LockFile {
                 Err(TryLockError::Error(e)) => return Err(Fault::io("lock the file", &path, e)),
             }
         }
+    }
+
+    /// Removes it, the lock of the whole directory, with those that parts left there when they died: nobody holds one now.
+    fn remove_all(self) {
+        for entry in fs::read_dir(super::parent(&self.path)).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if is_part_file(&name) {
+                let _ = hook::remove_file(&entry.path());
+            }
+        }
+        self.remove();
     }
 
     fn remove(self) {
@@ -199,7 +227,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(50));
             held.release();
             let now = waiting.join().unwrap();
-            assert!(is_at(&now.0._file, &now.0.path));
+            assert!(is_at(&now.0.file, &now.0.path));
         });
     }
 }

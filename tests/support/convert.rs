@@ -45,7 +45,15 @@ pub struct Place {
 impl Place {
     /// With nothing in it.
     pub fn new() -> Place {
-        let root = TempDir::new().unwrap();
+        Place::within(TempDir::new().unwrap())
+    }
+
+    /// With nothing in it, in memory where the system has such a place: for tests that write and sync a lot.
+    pub fn in_memory() -> Place {
+        Place::within(TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).unwrap())
+    }
+
+    fn within(root: TempDir) -> Place {
         let (source, container) = (root.path().join("checkpoint"), root.path().join("container"));
         Place { root, source, container }
     }

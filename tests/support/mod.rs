@@ -4,6 +4,10 @@
 pub mod bad;
 pub mod containers;
 pub mod convert;
+pub mod crash;
+pub mod disk;
 pub mod fuzz;
+pub mod processes;
 pub mod shards;
 pub mod synthetic;
+pub mod writer;
