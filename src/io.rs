@@ -268,7 +268,7 @@ fn free_bytes_of(_path: &Path) -> Option<u64> {
     None
 }
 
-/// A directory held by this process alone until dropped; the operating system releases it when the process dies.
+/// A directory held by this process until dropped; the operating system releases it when the process dies.
 #[derive(Debug)]
 pub struct DirectoryLock {
     _file: File,
@@ -277,12 +277,24 @@ pub struct DirectoryLock {
 impl DirectoryLock {
     /// Takes the lock, or [`FaultKind::Locked`] when another process holds it.
     pub fn take(directory: &Path) -> Result<DirectoryLock> {
+        DirectoryLock::take_with(directory, File::try_lock)
+    }
+
+    /// Takes the lock together with others who take it so, or [`FaultKind::Locked`] when a process holds it alone.
+    pub fn take_shared(directory: &Path) -> Result<DirectoryLock> {
+        DirectoryLock::take_with(directory, File::try_lock_shared)
+    }
+
+    fn take_with(
+        directory: &Path,
+        lock: fn(&File) -> std::result::Result<(), fs::TryLockError>,
+    ) -> Result<DirectoryLock> {
         #[cfg(unix)]
         let opened = File::open(directory);
         #[cfg(not(unix))]
         let opened = OpenOptions::new().create(true).write(true).truncate(false).open(directory.join(".coliconv.lock"));
         let file = opened.map_err(|e| Fault::io("open the directory", directory, e))?;
-        match file.try_lock() {
+        match lock(&file) {
             Ok(()) => Ok(DirectoryLock { _file: file }),
             Err(fs::TryLockError::WouldBlock) => Err(Fault::new(Place::file(directory), FaultKind::Locked)),
             Err(fs::TryLockError::Error(e)) => Err(Fault::io("lock the directory", directory, e)),
@@ -379,7 +391,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let held = DirectoryLock::take(dir.path()).unwrap();
         assert!(matches!(*DirectoryLock::take(dir.path()).unwrap_err().kind, FaultKind::Locked));
+        assert!(DirectoryLock::take_shared(dir.path()).is_err());
         drop(held);
+        let shared = [DirectoryLock::take_shared(dir.path()).unwrap(), DirectoryLock::take_shared(dir.path()).unwrap()];
+        assert!(DirectoryLock::take(dir.path()).is_err());
+        drop(shared);
         DirectoryLock::take(dir.path()).unwrap();
     }
 }

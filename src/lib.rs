@@ -37,6 +37,7 @@ pub mod recipe;
 pub mod reference;
 pub mod report;
 pub mod roles;
+pub mod score;
 pub mod tensor;
 pub mod threads;
 pub mod verify;

@@ -64,3 +64,11 @@ pub const VERIFY_READ_BYTES: usize = 256 << 10;
 pub const HASH_WORKERS: usize = 4;
 /// Tensors that `diff` prints before it only counts the rest.
 pub const MAX_PRINTED_TENSORS: usize = 20;
+/// Longest row of a task, text or request file, in bytes.
+pub const MAX_ROW_BYTES: u64 = 16 << 20;
+/// Most choices of one question.
+pub const MAX_CHOICES: usize = 256;
+/// Rows whose logits are looked at together: [32, vocab_size] f32 values, 20 MB for GLM-5.2.
+pub const LOGIT_ROWS: usize = 32;
+/// Most parts of a run.
+pub const MAX_PARTS: u64 = 1 << 16;
