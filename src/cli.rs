@@ -8,6 +8,7 @@ mod convert;
 mod diff;
 mod inspect;
 mod progress;
+mod score;
 mod size;
 mod text;
 mod verify;
@@ -41,6 +42,8 @@ enum Command {
     Diff(diff::Arguments),
     /// Prove that a container is whole and made from its source
     Verify(verify::Arguments),
+    /// Score tasks and texts, and compare with the source
+    Score(Box<score::Arguments>),
     /// Measure how fast this machine does the work
     Bench(bench::Arguments),
     #[command(flatten)]
@@ -52,8 +55,6 @@ enum Command {
 enum Later {
     /// Not available in this version
     Generate(Anything),
-    /// Not available in this version
-    Score(Anything),
     /// Not available in this version
     Repair(Anything),
     /// Not available in this version
@@ -78,7 +79,6 @@ impl Later {
     fn name(&self) -> &'static str {
         match self {
             Later::Generate(_) => "`coliconv generate`",
-            Later::Score(_) => "`coliconv score`",
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
             Later::Publish(_) => "`coliconv publish`",
@@ -110,6 +110,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(arguments) => inspect::main(arguments),
         Command::Diff(arguments) => diff::main(arguments),
         Command::Verify(arguments) => verify::main(arguments),
+        Command::Score(arguments) => score::main(*arguments),
         Command::Bench(arguments) => bench::main(arguments),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }

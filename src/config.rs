@@ -69,6 +69,8 @@ pub struct Config {
     pub index_head_dim: u64,
     pub index_topk: u64,
     pub vocab_size: u64,
+    /// Longest text, where the config says one.
+    pub max_position_embeddings: Option<u64>,
     pub rms_norm_eps: f64,
     pub rope_theta: f64,
     pub tie_word_embeddings: bool,
@@ -226,6 +228,10 @@ impl Keys<'_> {
         }
     }
 
+    fn optional_number(&mut self, key: &'static str, least: u64, most: u64) -> Option<u64> {
+        self.get(key).is_some().then(|| self.number(key, least, most))
+    }
+
     fn number_or(&mut self, key: &'static str, default: u64, least: u64, most: u64) -> u64 {
         if self.get(key).is_none() { default } else { self.number(key, least, most) }
     }
@@ -307,6 +313,7 @@ impl Keys<'_> {
             index_head_dim: self.number("index_head_dim", 1, width),
             index_topk: self.number("index_topk", 1, 1 << 32),
             vocab_size: self.number("vocab_size", 1, limits::MAX_VOCABULARY),
+            max_position_embeddings: self.optional_number("max_position_embeddings", 1, 1 << 32),
             rms_norm_eps: self.positive_or("rms_norm_eps", 1e-5),
             rope_theta: self.rope_theta(),
             tie_word_embeddings: self.flag_or("tie_word_embeddings", false),

@@ -20,10 +20,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::checkpoint::{Allowed, Checkpoint};
-use crate::container::progress::Part;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{self, Claim, DirectoryLock};
 use crate::isa::Isa;
+use crate::part::Part;
 use crate::recipe::{Recipe, Settings};
 use crate::report::{ConvertReport, Finding};
 use crate::roles::Pass;

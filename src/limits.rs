@@ -16,8 +16,6 @@ pub const MAX_NAME_BYTES: usize = 512;
 pub const MAX_RANK: usize = 8;
 /// Most weight files in one container; the colibri engine refuses more.
 pub const MAX_FILES: usize = 512;
-/// Most parts that a conversion is divided into: more than there are files would have nothing to do.
-pub const MAX_PARTS: usize = 4096;
 /// Most entries in all stamps of a container together; the colibri engine refuses more.
 pub const MAX_STAMPS: usize = 4096;
 /// Largest `config.json`, `generation_config.json` or recipe, in bytes.
@@ -74,3 +72,11 @@ pub const VERIFY_READ_BYTES: usize = 256 << 10;
 pub const HASH_WORKERS: usize = 4;
 /// Tensors that `diff` prints before it only counts the rest.
 pub const MAX_PRINTED_TENSORS: usize = 20;
+/// Longest row of a task, text or request file, in bytes.
+pub const MAX_ROW_BYTES: u64 = 16 << 20;
+/// Most choices of one question.
+pub const MAX_CHOICES: usize = 256;
+/// Rows whose logits are looked at together: [32, vocab_size] f32 values, 20 MB for GLM-5.2.
+pub const LOGIT_ROWS: usize = 32;
+/// Most parts of a run.
+pub const MAX_PARTS: usize = 1 << 16;

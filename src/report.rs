@@ -3,6 +3,7 @@
 mod bench;
 mod diff;
 pub mod inspect;
+mod score;
 mod verify;
 
 use schemars::JsonSchema;
@@ -10,6 +11,10 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
+pub use self::score::{
+    ScoreBaseline, ScoreCheck, ScoreDocument, ScoreDrafts, ScoreExcluded, ScoreFlipped, ScoreKlPositions, ScorePaired,
+    ScoreProbe, ScoreProbes, ScoreReport, ScoreRequest, ScoreTask, ScoreTaskDifference, ScoreText, ScoreTextDifference,
+};
 pub use self::verify::{
     CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyGpu, VerifyGreedy,
     VerifyReport, VerifyTeacherForced, VerifyTokens,

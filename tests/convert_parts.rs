@@ -8,8 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use coliconv::checkpoint::Allowed;
-use coliconv::container::progress::Part;
 use coliconv::convert::Options;
+use coliconv::part::Part;
 use coliconv::report::ConvertReport;
 use coliconv::roles::Pass;
 use insta::assert_snapshot;

@@ -3,10 +3,8 @@
 //! Parts of one conversion run at the same time, so each keeps a file of its own: `.coliconv-progress.2-of-8.json`.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::path::Path;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +13,7 @@ use crate::error::{Fault, FaultKind, Place, Result};
 use crate::io::{hook, read_small, sync_directory_of, write_whole};
 use crate::json::unique_map;
 use crate::limits;
+use crate::part::Part;
 use crate::report::{Finding, Severity};
 
 /// Name of the file of a whole conversion.
@@ -44,60 +43,6 @@ pub struct Progress {
     pub files: Vec<FileRecord>,
     /// What was accepted in their weights although it is odd.
     pub warnings: Vec<Finding>,
-}
-
-/// One of the slices that a conversion is divided into.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
-    number: usize,
-    of: usize,
-}
-
-impl Part {
-    /// Part `number` of `of`, both counted from 1; `None` beyond `of` or [`limits::MAX_PARTS`].
-    pub fn new(number: usize, of: usize) -> Option<Part> {
-        ((1..=of).contains(&number) && of <= limits::MAX_PARTS).then_some(Part { number, of })
-    }
-
-    /// Its number, from 1.
-    pub fn number(self) -> usize {
-        self.number
-    }
-
-    /// How many parts there are.
-    pub fn of(self) -> usize {
-        self.of
-    }
-
-    /// Whether the item of this rank, counted from 0, is the part's.
-    pub fn has(self, rank: usize) -> bool {
-        rank % self.of == self.number - 1
-    }
-
-    /// Its name within file names: `2-of-8`.
-    pub fn file_text(self) -> String {
-        format!("{}-of-{}", self.number, self.of)
-    }
-
-    fn from_file_text(text: &str) -> Option<Part> {
-        let (number, of) = text.split_once("-of-")?;
-        Part::new(number.parse().ok()?, of.parse().ok()?).filter(|part| part.file_text() == text)
-    }
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.number, self.of)
-    }
-}
-
-impl FromStr for Part {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Part, String> {
-        let part = text.split_once('/').and_then(|(number, of)| Part::new(number.parse().ok()?, of.parse().ok()?));
-        part.ok_or_else(|| format!("expected K/N with K from 1 to N and N at most {}", limits::MAX_PARTS))
-    }
 }
 
 /// Name of the progress file of a part, or of a whole conversion.
@@ -146,8 +91,8 @@ pub fn read_all(directory: &Path) -> Result<Vec<(Option<Part>, Progress)>> {
 fn check_same_division(directory: &Path, all: &[(Option<Part>, Progress)]) -> Result<()> {
     let mut divisions = all.iter().filter_map(|(part, _)| *part);
     let Some(first) = divisions.next() else { return Ok(()) };
-    match divisions.find(|part| part.of != first.of) {
-        Some(other) => Err(other_division(directory, first.of, other.of)),
+    match divisions.find(|part| part.of() != first.of()) {
+        Some(other) => Err(other_division(directory, first.of(), other.of())),
         None => Ok(()),
     }
 }
@@ -202,20 +147,6 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parts_are_counted_from_one() {
-        let part: Part = "2/8".parse().unwrap();
-        assert_eq!(
-            (part.number(), part.of(), part.to_string(), part.file_text()),
-            (2, 8, "2/8".into(), "2-of-8".into())
-        );
-        for text in ["0/8", "9/8", "1/0", "1", "1/2/3", "-1/2", "a/b", "1/100000", " 1/2", ""] {
-            assert!(text.parse::<Part>().is_err(), "{text}");
-        }
-        let of_three: Vec<bool> = (0..6).map(|rank| Part::new(2, 3).unwrap().has(rank)).collect();
-        assert_eq!(of_three, [false, true, false, false, true, false]);
-    }
 
     #[test]
     fn names_of_files_stand_for_parts() {

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use crate::container::manifest::{FileRecord, Manifest};
-use crate::container::progress::{self, Part, Progress};
+use crate::container::progress::{self, Progress};
 use crate::error::{Fault, Result};
+use crate::part::Part;
 
 /// Manifest and progress of a directory.
 #[derive(Debug, Default)]

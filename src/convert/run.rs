@@ -39,7 +39,7 @@ pub(super) fn run(mut job: Job, progress: &dyn Progress) -> Result<ConvertReport
     if outcome.is_err() {
         job.destination.forget();
     }
-    work.lock.release();
+    drop(work);
     let outcome = outcome.inspect_err(|_| made.undo())?;
     let mut report = job.plan.report(&directory, &job.warnings);
     let earlier = job.destination.progress.warnings.iter().filter(|known| !report.warnings.contains(known));

@@ -164,7 +164,9 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
         }
         K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
-        K::ModelTooLarge { .. } => "give --level payload, or weights with --source; --memory raises the limit".into(),
+        K::ModelTooLarge { .. } => {
+            "--memory raises the limit; `coliconv verify --level payload` needs no model in memory".into()
+        }
         K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
             "the weights, config.json or the format are not those that the reference was made with".into()
         }
@@ -197,6 +199,35 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::NotTheSource { .. } => {
             "the tensor was damaged, its scales are another tensor's, or it was made from another checkpoint".into()
         }
+        kind => return score_hint(kind),
+    };
+    Some(text)
+}
+
+/// The hint for a fault of scoring.
+fn score_hint(kind: &FaultKind) -> Option<String> {
+    use FaultKind as K;
+    let text = match kind {
+        K::NothingToScore => "give --task NAME=FILE, --text NAME=FILE, --requests FILE or --probes".into(),
+        K::InputNameTwice { .. } => "every --task and --text needs a name of its own".into(),
+        K::FlagNeeds { flag, needs } => format!("give {needs} too, or leave {flag} out"),
+        K::RowMalformed { .. } | K::RowEmpty { .. } => "correct the row, or remove it".into(),
+        K::RowTooLong { .. } => "shorten the row: nothing is cut off silently".into(),
+        K::RowNoContext { .. } => "give the row a context, or --prefix".into(),
+        K::RowTokenId { .. } => "the ids are of another model's tokenizer".into(),
+        K::RowNotFinite { .. } => "a weight or scale is damaged: check the container with `coliconv verify`".into(),
+        K::TaskUnknown { .. } => {
+            "a row holds ctx, choices and gold, or the keys that hellaswag, arc, mmlu, winogrande or piqa publish"
+                .into()
+        }
+        K::ParquetSyntax { .. } => "download the file again, or give it as JSON lines".into(),
+        K::PrefixUnknown { .. } => "give --prefix none, or the text that this model's texts begin with".into(),
+        K::ResultsDamaged { .. } => "score into another directory, or move the damaged results away".into(),
+        K::ResultsOther { .. } | K::NotResults | K::ResultsInModel => {
+            "score into another directory; nothing existing is mixed or overwritten".into()
+        }
+        K::BaselineTokenizer { .. } => "only models with the same tokenizer can be compared".into(),
+        K::ResultsIncomplete { .. } => "run the same `coliconv score` again to finish it".into(),
         _ => return None,
     };
     Some(text)

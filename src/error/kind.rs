@@ -464,6 +464,48 @@ pub enum FaultKind {
     #[error("reference {reference}: a log-probability differs by {found:.3e}, at most {tolerance:.0e} is rounding")]
     LogprobsDiffer { reference: usize, found: f64, tolerance: f64 },
 
+    // ---- scoring -----------------------------------------------------------------------------------------------
+    #[error("there is nothing to score")]
+    NothingToScore,
+    #[error("the name {} is given twice", escaped(name))]
+    InputNameTwice { name: String },
+    #[error("{flag} says nothing without {needs}")]
+    FlagNeeds { flag: &'static str, needs: &'static str },
+    #[error("row {row}: expected {expected}, found {}", escaped(found))]
+    RowMalformed { row: u64, expected: String, found: String },
+    #[error("row {row} has {tokens} tokens, the model takes at most {limit}")]
+    RowTooLong { row: u64, tokens: usize, limit: u64 },
+    #[error("row {row}: the continuation has no token")]
+    RowEmpty { row: u64 },
+    #[error("row {row}: no token stands before the continuation, so its first token has no probability")]
+    RowNoContext { row: u64 },
+    #[error("row {row}: token id {id} is not below vocab_size {vocab_size}")]
+    RowTokenId { row: u64, id: u64, vocab_size: u64 },
+    #[error("row {row}: the logits are not finite")]
+    RowNotFinite { row: u64 },
+    #[error("none of the {rows} rows can be scored; the first: {first}")]
+    NoGoodRow { rows: u64, first: String },
+    #[error("the file has no rows")]
+    NoRows,
+    #[error("the rows are of no known task: they have the keys {}", listed(keys))]
+    TaskUnknown { keys: Vec<String> },
+    #[error("the Parquet file does not read: {}", escaped_message(message))]
+    ParquetSyntax { message: String },
+    #[error("the tokenizer has no token {token}, with which texts of this model begin")]
+    PrefixUnknown { token: &'static str },
+    #[error("line {line}: the results are damaged: {}", escaped_message(message))]
+    ResultsDamaged { line: u64, message: String },
+    #[error("the results are of another run: {what} is {}, this run's is {}", escaped(found), escaped(expected))]
+    ResultsOther { what: String, expected: String, found: String },
+    #[error("{missing} of {total} results are missing")]
+    ResultsIncomplete { missing: u64, total: u64 },
+    #[error("the file exists and is not of score results")]
+    NotResults,
+    #[error("the baseline has another tokenizer: its hash is {}, this model's {}", escaped(found), escaped(expected))]
+    BaselineTokenizer { expected: String, found: String },
+    #[error("the results cannot stand in the directory of the model")]
+    ResultsInModel,
+
     // ---- comparing and verifying -------------------------------------------------------------------------------
     #[error("the level {level} compares a container with its source")]
     SourceNeeded { level: &'static str },

@@ -28,7 +28,8 @@ pub enum Claim {
 /// They may outlive a process that died, and mean nothing then.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    directory: LockFile,
+    /// Present until dropped.
+    directory: Option<LockFile>,
     part: Option<LockFile>,
 }
 
@@ -37,11 +38,11 @@ impl DirectoryLock {
     pub fn take(directory: &Path, claim: &Claim) -> Result<DirectoryLock> {
         let path = directory.join(LOCK_FILE);
         match claim {
-            Claim::Whole => Ok(DirectoryLock { directory: LockFile::take(path, Kind::Exclusive)?, part: None }),
+            Claim::Whole => Ok(DirectoryLock { directory: Some(LockFile::take(path, Kind::Exclusive)?), part: None }),
             Claim::Part(name) => {
                 let whole = LockFile::take(path, Kind::Shared)?;
                 let part = LockFile::take(directory.join(part_file(name)), Kind::Exclusive)?;
-                Ok(DirectoryLock { directory: whole, part: Some(part) })
+                Ok(DirectoryLock { directory: Some(whole), part: Some(part) })
             }
         }
     }
@@ -66,27 +67,30 @@ impl DirectoryLock {
         Ok(OneAtATime(LockFile::take(directory.join(part_file("finish")), Kind::Waiting)?))
     }
 
-    /// Gives the lock back and leaves no file behind, unless others hold parts: then the last of them removes it.
-    pub fn release(self) {
-        let Some(part) = self.part else { return self.directory.remove_all() };
-        part.remove();
-        let path = self.directory.path.clone();
-        drop(self.directory);
-        if path.exists()
-            && let Ok(alone) = LockFile::take(path, Kind::Exclusive)
-        {
-            alone.remove_all();
-        }
-    }
-
     /// [`FaultKind::LockRemoved`] if somebody has removed what is held, so that it keeps nobody out.
     pub fn check_held(&self) -> Result<()> {
-        for lock in [Some(&self.directory), self.part.as_ref()].into_iter().flatten() {
+        for lock in [self.directory.as_ref(), self.part.as_ref()].into_iter().flatten() {
             if !is_at(&lock.file, &lock.path) {
                 return Err(Fault::new(Place::file(&lock.path), FaultKind::LockRemoved));
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for DirectoryLock {
+    /// Gives the lock back and leaves no file behind, unless others hold parts: then the last of them removes it.
+    fn drop(&mut self) {
+        let Some(directory) = self.directory.take() else { return };
+        let Some(part) = self.part.take() else { return directory.remove_all() };
+        part.remove();
+        let path = directory.path.clone();
+        drop(directory);
+        if path.exists()
+            && let Ok(alone) = LockFile::take(path, Kind::Exclusive)
+        {
+            alone.remove_all();
+        }
     }
 }
 
@@ -200,7 +204,7 @@ mod tests {
         assert!(locked(DirectoryLock::check(dir.path(), &Claim::Whole)));
         drop(held);
         DirectoryLock::check(dir.path(), &Claim::Whole).unwrap();
-        take(Claim::Whole).unwrap().release();
+        drop(take(Claim::Whole).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
@@ -210,9 +214,9 @@ mod tests {
         let take = |claim: Claim| DirectoryLock::take(dir.path(), &claim);
         let (one, two) = (take(Claim::Part("1-of-2".into())).unwrap(), take(Claim::Part("2-of-2".into())).unwrap());
         assert!(locked(take(Claim::Part("1-of-2".into()))) && locked(take(Claim::Whole)));
-        one.release();
+        drop(one);
         assert!(locked(take(Claim::Whole)));
-        two.release();
+        drop(two);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         take(Claim::Whole).unwrap();
     }

@@ -1,11 +1,28 @@
 //! Weights by their Hugging Face names, checked against config.json and uploaded.
 
+use std::path::Path;
+
 use crate::backend::{Backend, ExpertSource};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::io::available_bytes;
 use crate::roles::{Census, Pass, Projection};
 use crate::tensor::Shape;
 use crate::weights::{Matrix, Weights};
+
+/// Refuses models that do not fit into memory: the plain backend keeps every weight as f32. `models` of this config are
+/// held at a time, in `memory` bytes, by default what is available.
+pub fn check_memory(directory: &Path, config: &Config, models: u64, memory: Option<u64>) -> Result<()> {
+    let census = Census::of(config);
+    let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
+    let needed = elements.fold(0u64, u64::saturating_add).saturating_mul(4 * models);
+    match memory.or_else(available_bytes) {
+        Some(available) if needed > available => {
+            Err(Fault::new(Place::file(directory), FaultKind::ModelTooLarge { needed, available }))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Brings weights to a backend.
 pub struct Loader<'a, B> {

@@ -96,6 +96,7 @@ fn maths(config: &Config) -> Value {
         index_head_dim,
         index_topk: _,
         vocab_size,
+        max_position_embeddings: _,
         rms_norm_eps,
         rope_theta,
         tie_word_embeddings,

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use coliconv::container::progress::Part;
 use coliconv::convert::Options;
 use coliconv::error::Faults;
 use coliconv::io::hook::{self, Change, Hook};
 use coliconv::io::is_working_name;
+use coliconv::part::Part;
 use coliconv::report::ConvertReport;
 use coliconv::roles::Pass;
 use serde_json::{Value, json};

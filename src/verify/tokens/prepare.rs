@@ -7,9 +7,8 @@ use super::TokenOptions;
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
-use crate::io::available_bytes;
+use crate::model::check_memory;
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
-use crate::roles::Census;
 
 /// References that were read, with their files.
 #[derive(Default)]
@@ -51,7 +50,7 @@ pub(in crate::verify) fn prepare(directory: &Path, models: u64, options: &TokenO
         let fault = |reference| Fault::new(Place::file(path), FaultKind::ReferenceAnonymous { reference });
         prepared.warnings.extend(anonymous.map(|number| (Severity::Warning, fault(number))));
     }
-    fits(directory, &config, models, options.memory)?;
+    check_memory(directory, &config, models, options.memory)?;
     Ok(prepared)
 }
 
@@ -74,18 +73,5 @@ fn check_ids(reference: &Reference, vocab_size: u64, path: &Path) -> Result<()> 
     match lists.into_iter().flatten().flatten().find(|&&id| u64::from(id) >= vocab_size) {
         Some(&id) => Err(Fault::new(Place::file(path), FaultKind::TokenId { id: id.into(), vocab_size })),
         None => Ok(()),
-    }
-}
-
-/// The plain backend keeps every weight as f32.
-fn fits(directory: &Path, config: &Config, models: u64, memory: Option<u64>) -> Result<()> {
-    let census = Census::of(config);
-    let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
-    let needed = elements.fold(0u64, u64::saturating_add).saturating_mul(4 * models);
-    match memory.or_else(available_bytes) {
-        Some(available) if needed > available => {
-            Err(Fault::new(Place::file(directory), FaultKind::ModelTooLarge { needed, available }))
-        }
-        _ => Ok(()),
     }
 }

@@ -1,0 +1,171 @@
+//! The comparison with a baseline.
+
+use std::fs;
+use std::path::Path;
+
+use coliconv::convert;
+use coliconv::recipe::GroupSize;
+use coliconv::report::{ScoreBaseline, ScoreReport, Verdict};
+use coliconv::roles::Pass;
+use coliconv::score::Options;
+use coliconv::score::encode::PrefixChoice;
+use coliconv::score::input::Kind;
+use tempfile::TempDir;
+
+use super::support::containers::{container, fixture, run_json};
+use super::{expected, g64, given, head, of, refusal, scored, timeless, written};
+
+fn some(directory: &Path) -> Options {
+    of(vec![
+        given(Kind::Task, "gloss", head(directory, "gloss.jsonl", 12)),
+        given(Kind::Text, "heldout", head(directory, "heldout.txt", 6)),
+    ])
+}
+
+fn against(report: &ScoreReport) -> &ScoreBaseline {
+    report.baseline.as_ref().unwrap()
+}
+
+/// int2 experts: a broken model.
+fn broken() -> TempDir {
+    container("nano", "x2", || {
+        let mut options = convert::Options { passes: vec![Pass::Main], ..Default::default() };
+        options.settings.group_size = Some(GroupSize::ROW);
+        options.settings.xbits = Some(2);
+        options
+    })
+}
+
+#[test]
+fn results_and_models_as_baselines() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    let (source, out) = (directory.path().join("source"), directory.path().join("out"));
+    let options = some(directory.path());
+    let alone = scored(&fixture("nano"), &Options { out: Some(source.clone()), ..options.clone() });
+    let with = |baseline: &Path| Options { baseline: Some(baseline.to_owned()), ..options.clone() };
+    let live = scored(model.path(), &with(&fixture("nano")));
+    let stored = scored(model.path(), &Options { out: Some(out.clone()), ..with(&source) });
+    assert_eq!((against(&live).kind.as_str(), against(&stored).kind.as_str()), ("checkpoint", "results"));
+    assert_eq!((against(&live).kl_method.as_str(), against(&stored).kl_method.as_str()), ("exact", "top-16"));
+    assert_eq!(against(&live).model_sha256, alone.model_sha256);
+    // The same but for the divergence, of which a part is lost with the tail.
+    assert_eq!(against(&live).tasks, against(&stored).tasks);
+    assert_eq!(against(&live).texts, against(&stored).texts);
+    assert_eq!(against(&live).top1_agreement, against(&stored).top1_agreement);
+    assert_eq!(against(&live).positions, against(&stored).positions);
+    let (exact, least) = (against(&live).kl_mean.unwrap(), against(&stored).kl_mean.unwrap());
+    assert!(least < exact && least > 0.5 * exact, "{least} {exact}");
+    let (text, task) = (&against(&live).texts[0], &against(&live).tasks[0]);
+    assert_eq!((text.baseline, text.model), (alone.texts[0].ppl, live.texts[0].ppl));
+    assert_eq!((task.acc.baseline, task.acc.model), (alone.tasks[0].acc, live.tasks[0].acc));
+    assert_eq!(task.acc_norm.gained + task.acc_norm.lost, task.flipped.len() as u64);
+    let tokens: u64 = live.requests.iter().filter_map(|request| request.tokens).sum();
+    assert_eq!(against(&live).positions, tokens);
+    assert_eq!(against(&live).kl_by_position.iter().map(|bin| bin.count).sum::<u64>(), tokens);
+    // Scored alone first, then compared: the rows are looked at again; and the other way round they are not.
+    fs::remove_dir_all(&out).unwrap();
+    let plain = Options { out: Some(out.clone()), ..options.clone() };
+    scored(model.path(), &plain);
+    let later = scored(model.path(), &Options { out: Some(out.clone()), ..with(&source) });
+    assert!(later.tokens > 0);
+    assert_eq!(against(&later), against(&stored));
+    let again = scored(model.path(), &Options { out: Some(out.clone()), ..with(&source) });
+    assert_eq!((again.tokens, timeless(&again)), (0, timeless(&later)));
+    assert_eq!(scored(model.path(), &plain).tokens, 0);
+    // Asked for without a baseline, the reports say nothing of one.
+    let table = fs::read_to_string(out.join("requests.csv")).unwrap();
+    assert!(table.lines().skip(1).all(|line| line.split(',').nth(9) == Some("")), "{table}");
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(
+        !page.contains("class=\"baseline\"") && !page.contains("Against the baseline") && !page.contains(">baseline<")
+    );
+    // An interrupted comparison goes on.
+    let bytes = fs::read(out.join("results.jsonl")).unwrap();
+    fs::write(out.join("results.jsonl"), &bytes[..bytes.len() / 2]).unwrap();
+    assert_eq!(timeless(&scored(model.path(), &Options { out: Some(out.clone()), ..with(&source) })), timeless(&later));
+    assert!(fs::read(out.join("results.jsonl")).unwrap() == bytes);
+}
+
+#[test]
+fn a_model_is_no_different_from_itself() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    let out = directory.path().join("out");
+    let options = some(directory.path());
+    scored(model.path(), &Options { out: Some(out.clone()), ..options.clone() });
+    for baseline in [model.path(), &out] {
+        let with = Options { baseline: Some(baseline.to_owned()), threshold: Some(0.0), ..options.clone() };
+        let report = scored(model.path(), &with);
+        let same = against(&report);
+        assert!(same.kl_max.unwrap() < 1e-6, "{same:?}");
+        assert_eq!((same.top1_agreement, same.texts[0].ratio), (Some(1.0), 1.0));
+        assert!(same.tasks[0].flipped.is_empty() && same.tasks[0].acc.difference == 0.0);
+        assert_eq!(report.verdict, Some(Verdict::Pass));
+        // No interval is narrower than nothing: nobody should take 12 questions for proof.
+        assert!(same.checks.iter().filter(|check| check.metric == "acc").all(|check| !check.conclusive));
+    }
+}
+
+#[test]
+fn the_verdict_is_no_for_a_broken_model() {
+    let (directory, model) = (TempDir::new().unwrap(), broken());
+    let source = directory.path().join("source");
+    let options = some(directory.path());
+    scored(&fixture("nano"), &Options { out: Some(source.clone()), ..options.clone() });
+    let with = |threshold| Options { baseline: Some(source.clone()), threshold: Some(threshold), ..options.clone() };
+    let report = scored(model.path(), &with(0.1));
+    assert_eq!(report.verdict, Some(Verdict::Fail));
+    let ppl = against(&report).checks.iter().find(|check| check.metric == "ppl").unwrap();
+    assert!(!ppl.met && ppl.conclusive && ppl.worse_by > 10.0, "{ppl:?}");
+    // The better one of two passes in any case.
+    let backwards = Options { baseline: Some(model.path().to_owned()), threshold: Some(0.0), ..options.clone() };
+    let better = scored(&fixture("nano"), &backwards);
+    let ppl = against(&better).checks.iter().find(|check| check.metric == "ppl").unwrap();
+    assert!(ppl.met && ppl.worse_by < 0.0);
+    let heldout = format!("heldout={}", options.inputs[1].path.display());
+    let gloss = format!("gloss={}", options.inputs[0].path.display());
+    let source = source.to_str().unwrap();
+    let arguments = ["score", "--task", &gloss, "--text", &heldout, "--baseline", source];
+    let (code, document) = run_json(&[&arguments[..], &["--threshold", "0.1"]].concat(), &[model.path()]);
+    assert_eq!((code, document["verdict"].as_str()), (1, Some("fail")));
+    let (code, document) = run_json(&arguments, &[model.path()]);
+    assert_eq!((code, document["verdict"].as_str()), (0, None));
+}
+
+#[test]
+fn baselines_of_anything_else() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    let source = directory.path().join("source");
+    let options = some(directory.path());
+    scored(&fixture("nano"), &Options { out: Some(source.clone()), ..options.clone() });
+    let with = |options: Options| Options { baseline: Some(source.clone()), ..options };
+    assert_eq!(
+        refusal(model.path(), &with(Options { prefix: PrefixChoice::None, ..options.clone() })),
+        ["results-other"]
+    );
+    let other = of(vec![given(Kind::Task, "gloss", expected("gloss.jsonl")), options.inputs[1].clone()]);
+    assert_eq!(refusal(model.path(), &with(other)), ["results-other"]);
+    assert_eq!(refusal(model.path(), &with(of(vec![options.inputs[0].clone()]))), ["results-other"]);
+    // Another tokenizer, and no model at all.
+    let tiny = Options { baseline: Some(fixture("tiny")), ..options.clone() };
+    assert_eq!(refusal(model.path(), &tiny), ["baseline-tokenizer"]);
+    let nothing = Options { baseline: Some(directory.path().to_owned()), ..options.clone() };
+    assert_eq!(refusal(model.path(), &nothing), ["no-weights"]);
+    // Results of a run that was interrupted are not taken for whole.
+    let bytes = fs::read(source.join("results.jsonl")).unwrap();
+    fs::write(source.join("results.jsonl"), &bytes[..2 * bytes.len() / 3]).unwrap();
+    assert_eq!(refusal(model.path(), &with(options.clone())), ["results-incomplete"]);
+    let mut flipped = bytes.clone();
+    let at = bytes.len() / 2;
+    flipped[at] = if bytes[at] == b'1' { b'2' } else { b'1' };
+    fs::write(source.join("results.jsonl"), &flipped).unwrap();
+    assert_eq!(refusal(model.path(), &with(options)), ["results-damaged"]);
+}
+
+#[test]
+fn a_row_without_a_score_is_compared_with_nothing() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    let rows = "{\"ctx\": \"a\", \"choices\": [\" b\", \"\"], \"gold\": 0}\n{\"ctx\": \"a\", \"choices\": [\" b\", \" c\"], \"gold\": 0}\n";
+    let options = of(vec![given(Kind::Task, "t", written(directory.path(), "t", rows))]);
+    let report = scored(model.path(), &Options { baseline: Some(fixture("nano")), ..options });
+    assert_eq!((against(&report).tasks[0].n, report.excluded.len()), (1, 1));
+}
