@@ -178,7 +178,8 @@ fn locks_are_those_of_living_processes() {
     let held = waiting(&place, &[]);
     fs::copy(&aside, &last).unwrap();
     let mut tell = |title: &str, place: &Place, arguments: &[&str]| {
-        let output = place.output(&[&G32, arguments].concat());
+        // One that is let in would wait for ever.
+        let output = place.command(&[&G32, arguments].concat()).timeout(Duration::from_secs(30)).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{title}");
         told += &format!("## {title}\n{}\n", place.redacted(&output.stderr));
     };
