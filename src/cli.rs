@@ -106,14 +106,19 @@ pub fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     match cli.command {
-        Command::Convert(arguments) => convert::main(*arguments),
-        Command::Inspect(arguments) => inspect::main(arguments),
-        Command::Diff(arguments) => diff::main(arguments),
-        Command::Verify(arguments) => verify::main(arguments),
-        Command::Score(arguments) => score::main(*arguments),
-        Command::Bench(arguments) => bench::main(arguments),
+        Command::Convert(arguments) => ended(arguments.talk, convert::run(&arguments)),
+        Command::Inspect(arguments) => ended(arguments.talk, inspect::run(&arguments)),
+        Command::Diff(arguments) => ended(arguments.talk, diff::run(&arguments)),
+        Command::Verify(arguments) => ended(arguments.talk, verify::run(&arguments)),
+        Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
+        Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }
+}
+
+/// The exit code of a command that ran, or of one that refused, which is told.
+fn ended(talk: Talk, result: Result<ExitCode, Faults>) -> ExitCode {
+    result.unwrap_or_else(|faults| refuse(&faults, talk.json))
 }
 
 /// Parses a number of threads.

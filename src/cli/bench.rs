@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::progress::Meter;
-use super::{Talk, not_available, print, print_json, refuse, size, text};
+use super::{Talk, not_available, print, print_json, size, text};
 use crate::bench::{self, Options};
 use crate::error::Faults;
 use crate::report::{BenchMeasure, BenchReport};
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "D", hide = true)]
     device: Option<String>,
     #[command(flatten)]
-    talk: Talk,
+    pub(super) talk: Talk,
 }
 
 impl Arguments {
@@ -73,15 +73,7 @@ impl Arguments {
 }
 
 /// Runs `bench`.
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let json = arguments.talk.json;
-    match run(&arguments) {
-        Ok(code) => code,
-        Err(faults) => refuse(&faults, json),
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if let Some(name) = arguments.later() {
         return Err(not_available(name).into());
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::progress::{Meter, duration, end_on_request};
-use super::{Talk, not_available, print, print_json, refuse, size, tell, text, threads, warn};
+use super::{Talk, not_available, print, print_json, size, tell, text, threads, warn};
 use crate::checkpoint::Allowed;
 use crate::convert::{Follow, Job, Options, wait_for_model};
 use crate::error::{Faults, escaped, listed};
@@ -142,7 +142,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MODE", hide = true)]
     mode: Option<String>,
     #[command(flatten)]
-    talk: Talk,
+    pub(super) talk: Talk,
 }
 
 impl Arguments {
@@ -228,15 +228,7 @@ fn isa(text: &str) -> Result<Isa, String> {
 }
 
 /// Runs `convert`.
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let json = arguments.talk.json;
-    match run(&arguments) {
-        Ok(code) => code,
-        Err(faults) => refuse(&faults, json),
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if let Some(name) = arguments.later() {
         return Err(not_available(name).into());
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::progress::{Meter, duration};
-use super::{Talk, findings_text, print, print_json, refuse, size, tell, text};
+use super::{Talk, findings_text, print, print_json, size, tell, text};
 use crate::diff::{Options, diff};
 use crate::error::{Faults, escaped};
 use crate::limits;
@@ -26,19 +26,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     #[command(flatten)]
-    talk: Talk,
+    pub(super) talk: Talk,
 }
 
 /// Runs `diff`.
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let json = arguments.talk.json;
-    match run(&arguments) {
-        Ok(code) => code,
-        Err(faults) => refuse(&faults, json),
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     let options = Options { tensor: arguments.tensor.clone(), threads: arguments.threads };
     let report = diff(&arguments.a, &arguments.b, &options, &Meter::new(arguments.talk.quiet))?;
     tell(&findings_text(&report.warnings));

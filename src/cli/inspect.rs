@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use indicatif::ProgressBar;
 
-use super::{Talk, findings_text, print, print_json, refuse, size, text};
+use super::{Talk, findings_text, print, print_json, size, text};
 use crate::error::{Faults, Severity, escaped};
 use crate::inspect::{Query, inspect};
 use crate::limits;
@@ -47,28 +47,24 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     #[command(flatten)]
-    talk: Talk,
+    pub(super) talk: Talk,
 }
 
 /// Runs `inspect`.
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    match run(&arguments) {
-        Ok(report) => {
-            let written = if arguments.talk.json {
-                print_json(&report)
-            } else if arguments.csv {
-                print(&csv(&report))
-            } else {
-                print(&to_text(&report, &arguments))
-            };
-            let good = report.findings.iter().all(|finding| finding.severity != Severity::Error);
-            if written == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { written }
-        }
-        Err(faults) => refuse(&faults, arguments.talk.json),
-    }
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+    let report = look(arguments)?;
+    let written = if arguments.talk.json {
+        print_json(&report)
+    } else if arguments.csv {
+        print(&csv(&report))
+    } else {
+        print(&to_text(&report, arguments))
+    };
+    let good = report.findings.iter().all(|finding| finding.severity != Severity::Error);
+    Ok(if written == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { written })
 }
 
-fn run(arguments: &Arguments) -> Result<InspectReport, Faults> {
+fn look(arguments: &Arguments) -> Result<InspectReport, Faults> {
     let query = Query {
         tensor: arguments.tensor.clone(),
         class: arguments.class.clone(),

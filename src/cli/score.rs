@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::progress::duration;
-use super::{Talk, findings_text, not_available, print, print_json, refuse, size, tell, text};
+use super::{Talk, findings_text, not_available, print, print_json, size, tell, text};
 use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::limits;
@@ -79,7 +79,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
     #[command(flatten)]
-    talk: Talk,
+    pub(super) talk: Talk,
 }
 
 impl Arguments {
@@ -158,15 +158,7 @@ fn threshold(text: &str) -> Result<f64, Fault> {
 }
 
 /// Runs `score`.
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let json = arguments.talk.json;
-    match run(&arguments) {
-        Ok(code) => code,
-        Err(faults) => refuse(&faults, json),
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if let Some(name) = arguments.later() {
         return Err(not_available(name).into());
     }

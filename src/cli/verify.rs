@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::progress::{Meter, duration};
-use super::{Talk, findings_text, not_available, print, print_json, refuse, size, text};
+use super::{Talk, findings_text, not_available, print, print_json, size, text};
 use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::{read_small, write_whole};
@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KIND", hide = true)]
     inject_fault: Option<String>,
     #[command(flatten)]
-    talk: Talk,
+    pub(super) talk: Talk,
 }
 
 impl Arguments {
@@ -109,15 +109,7 @@ impl Arguments {
 }
 
 /// Runs `verify`.
-pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let json = arguments.talk.json;
-    match run(&arguments) {
-        Ok(code) => code,
-        Err(faults) => refuse(&faults, json),
-    }
-}
-
-fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if let Some(name) = arguments.later() {
         return Err(not_available(name).into());
     }

@@ -196,8 +196,6 @@ fn flags() {
         (&["--task", &task, "--threshold", "NaN", "--baseline", "x"], "flag-value"),
         (&["--task", &task, "--part", "1/2"], "flag-needs"),
         (&["--task", &task, "--finish"], "flag-needs"),
-        (&["--task", &task, "--part", "3/2", "--out", out.to_str().unwrap()], "flag-value"),
-        (&["--task", &task, "--part", "0/2", "--out", out.to_str().unwrap()], "flag-value"),
         (&["--task", &task, "--limit", "0"], "flag-value"),
         (&["--task", &task, "--device", "cuda:1"], "not-available"),
         (&["--task", &task, "--device", "vulkan"], "not-available"),
