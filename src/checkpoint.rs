@@ -147,6 +147,13 @@ impl Checkpoint {
         self.check_shards(from, passes)
     }
 
+    /// Closes a shard: nothing more is read from it.
+    pub fn close(&mut self, file: &str) {
+        for shard in self.shards.iter_mut().filter(|shard| shard.name == file) {
+            shard.file.close();
+        }
+    }
+
     /// Whether a file is left for later.
     pub fn is_deferred(&self, file: &str) -> bool {
         self.deferred.contains(file)
@@ -221,8 +228,8 @@ impl Checkpoint {
         let mut unrelated_missing = Vec::new();
         for (name, (tensors, is_wanted)) in tensors_of {
             let path = self.directory.join(name);
-            if is_wanted && deferred(name) {
-                if index.names_file(name) {
+            if deferred(name) {
+                if is_wanted && index.names_file(name) {
                     self.deferred.insert(name.to_owned());
                 }
                 continue;

@@ -16,10 +16,11 @@ mod run;
 mod small;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
 
 use crate::checkpoint::{Allowed, Checkpoint};
+use crate::container::manifest::MANIFEST_FILE;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{self, Claim, DirectoryLock};
 use crate::isa::Isa;
@@ -88,6 +89,9 @@ impl Options {
         if self.stats && self.follow.is_some() {
             return exclude("--stats", "--follow", "the source of a finished file may be gone");
         }
+        if self.consume && self.allowed.incomplete {
+            return exclude("--consume", "--allow-incomplete", "what comes later would have nothing to be added to");
+        }
         if self.stats && self.consume {
             return exclude("--stats", "--consume", "the source of a finished file may be gone");
         }
@@ -106,6 +110,8 @@ pub struct Job {
     options: Options,
     /// Passes that an earlier run finished.
     finished_passes: Vec<String>,
+    /// Source files that are not consumed, because of passes that nobody converts.
+    kept: HashSet<String>,
     /// What was accepted although it is odd.
     warnings: Vec<Fault>,
 }
@@ -127,10 +133,12 @@ impl Job {
         let (mut source, follower) = open(source, &options, &earlier, follower)?;
         let mut warnings = std::mem::take(&mut source.warnings);
         let plan = Plan::new(&source, &recipe, &options, &mut warnings)?;
-        let finished_passes = earlier.manifest.iter().flat_map(|m| m.passes.keys().cloned()).collect();
+        let finished_passes: Vec<String> = earlier.manifest.iter().flat_map(|m| m.passes.keys().cloned()).collect();
         let parts = earlier.parts();
         let destination = Destination::examine(container, &source, &plan, &options, earlier)?;
-        let mut job = Job { source, follower, plan, destination, options, finished_passes, warnings };
+        let kept = consume::unconverted(&source, &options, &finished_passes);
+        let kept = kept.into_keys().map(str::to_owned).collect();
+        let mut job = Job { source, follower, plan, destination, options, finished_passes, kept, warnings };
         job.warnings.append(&mut job.destination.warnings);
         if job.options.finish {
             job.check_parts(parts)?;
@@ -237,13 +245,15 @@ impl Job {
     /// Bytes that this run still needs of the disk: what it writes, less what it removes before.
     pub fn needed_bytes(&self) -> u64 {
         let small = self.destination.small.iter().filter(|f| !f.present).map(|f| f.bytes).sum::<u64>();
+        let small = small + self.bookkeeping_bytes();
         let (mut taken, mut most) = (0_i128, 0_i128);
+        // Space that the source gives back is no use to a container on another disk.
+        let consume = self.options.consume && io::is_same_device(&self.source.directory, &self.destination.directory);
         let mut here: BTreeSet<&String> = BTreeSet::new();
         let left: Vec<&PlannedFile> = self.plan.mine().filter(|f| !self.destination.is_finished(&f.name)).collect();
-        let kept = consume::unconverted(&self.source, &self.options, &self.finished_passes);
         for (number, file) in left.iter().enumerate() {
             taken += i128::from(file.layout.bytes);
-            if !self.options.consume {
+            if !consume {
                 continue;
             }
             // A file that has yet to arrive takes its space first.
@@ -251,10 +261,23 @@ impl Job {
             taken += arriving.map(|shard| self.shard_bytes(shard)).sum::<i128>();
             most = most.max(taken);
             let later = |shard: &&String| left[number + 1..].iter().any(|file| file.needs.contains(*shard));
-            let goes = file.needs.iter().filter(|shard| !later(shard) && !kept.contains_key(shard.as_str()));
+            let goes = file.needs.iter().filter(|shard| !later(shard) && !self.kept.contains(*shard));
             taken -= goes.map(|shard| self.shard_bytes(shard)).sum::<i128>();
         }
         small + u64::try_from(most.max(taken)).unwrap_or(0)
+    }
+
+    /// About what index, manifest and progress will take, where the container is not complete.
+    fn bookkeeping_bytes(&self) -> u64 {
+        let complete = self.plan.files.iter().all(|file| self.destination.is_finished(&file.name));
+        if complete && (self.options.bare || self.destination.directory.join(MANIFEST_FILE).exists()) {
+            return 0;
+        }
+        let files = 2 * 400 * self.plan.files.len() as u64;
+        let names = self.plan.files.iter().flat_map(|file| &file.weights).map(|weight| weight.planned.name.as_str());
+        // In the manifest once, in the index with its scales.
+        let weights: u64 = names.map(|name| 3 * name.len() as u64 + 620).sum();
+        if self.options.bare { files } else { files + weights }
     }
 
     /// Size of a source file, or of the weights that it should hold.

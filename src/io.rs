@@ -25,7 +25,8 @@ pub const TEMPORARY_SUFFIX: &str = ".coliconv-tmp";
 #[derive(Debug)]
 pub struct SourceFile {
     path: PathBuf,
-    file: File,
+    /// Absent once it is closed.
+    file: Option<File>,
     bytes: u64,
 }
 
@@ -42,7 +43,7 @@ impl SourceFile {
         }
         let file = File::open(path).map_err(|e| Fault::io("open the file", path, e))?;
         let metadata = file.metadata().map_err(|e| Fault::io("read the size of the file", path, e))?;
-        Ok(SourceFile { path: path.to_owned(), file, bytes: metadata.len() })
+        Ok(SourceFile { path: path.to_owned(), file: Some(file), bytes: metadata.len() })
     }
 
     /// The path it was opened by.
@@ -57,8 +58,17 @@ impl SourceFile {
 
     /// Size now, in bytes.
     pub fn bytes_now(&self) -> Result<u64> {
-        let metadata = self.file.metadata().map_err(|e| Fault::io("read the size of the file", &self.path, e))?;
-        Ok(metadata.len())
+        let metadata = self.file().and_then(File::metadata);
+        Ok(metadata.map_err(|e| Fault::io("read the size of the file", &self.path, e))?.len())
+    }
+
+    fn file(&self) -> io::Result<&File> {
+        self.file.as_ref().ok_or_else(|| io::Error::other("it was closed because nothing needed it any more"))
+    }
+
+    /// Closes the file: a removed one keeps its space for as long as it is open. Nothing can be read from it afterwards.
+    pub fn close(&mut self) {
+        self.file = None;
     }
 
     /// Modification time of a path in nanoseconds since 1970; 0 where the system tells none.
@@ -70,12 +80,12 @@ impl SourceFile {
 
     /// Fills `buffer` from `offset` on. A file that ends before is [`FaultKind::FileShrank`].
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        read_exact_at(&self.file, buffer, offset).map_err(|e| match e.kind() {
+        self.file().and_then(|file| read_exact_at(file, buffer, offset)).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => Fault::new(
                 Place::file(&self.path),
                 FaultKind::FileShrank {
                     expected: offset.saturating_add(buffer.len() as u64),
-                    found: self.file.metadata().map_or(0, |m| m.len()),
+                    found: self.bytes_now().unwrap_or(0),
                 },
             ),
             _ => Fault::io("read the file", &self.path, e),
@@ -87,7 +97,7 @@ impl SourceFile {
     pub fn first_hole(&self) -> Option<u64> {
         #[cfg(target_os = "linux")]
         if self.bytes > 0 {
-            let hole = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Hole(0)).ok()?;
+            let hole = rustix::fs::seek(self.file().ok()?, rustix::fs::SeekFrom::Hole(0)).ok()?;
             return (hole < self.bytes).then_some(hole);
         }
         None
@@ -96,13 +106,15 @@ impl SourceFile {
     /// Tells the system that the file is read from its start to its end.
     pub fn advise_sequential(&self) {
         #[cfg(target_os = "linux")]
-        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Sequential);
+        let _ = self.file().map(|file| rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential));
     }
 
     /// Asks the system to read so many bytes from `offset` on into its memory, without waiting for them.
     pub fn will_need(&self, offset: u64, bytes: u64) {
         #[cfg(target_os = "linux")]
-        let _ = rustix::fs::fadvise(&self.file, offset, bytes.try_into().ok(), rustix::fs::Advice::WillNeed);
+        let _ = self
+            .file()
+            .map(|file| rustix::fs::fadvise(file, offset, bytes.try_into().ok(), rustix::fs::Advice::WillNeed));
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, bytes);
     }
@@ -115,7 +127,9 @@ impl SourceFile {
     /// The same for so many bytes from `offset` on; 0 for all that follow.
     pub fn forget(&self, offset: u64, bytes: u64) {
         #[cfg(target_os = "linux")]
-        let _ = rustix::fs::fadvise(&self.file, offset, bytes.try_into().ok(), rustix::fs::Advice::DontNeed);
+        let _ = self
+            .file()
+            .map(|file| rustix::fs::fadvise(file, offset, bytes.try_into().ok(), rustix::fs::Advice::DontNeed));
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, bytes);
     }
@@ -192,6 +206,25 @@ pub fn sync_directory_of(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     File::open(directory)?.sync_all()?;
     Ok(())
+}
+
+/// Whether two paths, or their nearest existing ancestors, are on the same file system; taken for true where the system does
+/// not tell.
+pub fn is_same_device(one: &Path, other: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let device = |path: &Path| {
+            let mut existing = path.ancestors().map(|p| if p == Path::new("") { Path::new(".") } else { p });
+            existing.find_map(|path| path.metadata().ok()).map(|metadata| metadata.dev())
+        };
+        device(one) == device(other)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (one, other);
+        true
+    }
 }
 
 /// Whether a name is that of a file that a conversion needs only while it is not finished.

@@ -48,6 +48,8 @@ pub const MAX_THREADS: usize = 1024;
 pub const MAX_LISTED_TENSORS: usize = 1000;
 /// Source bytes that one task of a conversion works on; at least one row.
 pub const BLOCK_SOURCE_BYTES: u64 = 2 << 20;
+/// Bytes of zeros that no trained weights have in a row.
+pub const ZEROS_BYTES: usize = 1 << 20;
 /// Bytes of one write of a weight file: whole pages.
 pub const WRITE_CHUNK_BYTES: usize = 4 << 20;
 /// Writes that may wait for the disk.

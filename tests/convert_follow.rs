@@ -15,6 +15,7 @@ use coliconv::io::hook;
 use coliconv::report::ConvertReport;
 use coliconv::roles::Pass;
 use insta::assert_snapshot;
+use sha2::Digest;
 use support::convert::{G32, Place, contents, groups_of_32, text, weights};
 use support::crash::{all_passes, parts, tiny};
 use support::disk::Random;
@@ -327,4 +328,106 @@ fn only_what_is_needed_is_waited_for() {
     let only = Options { passes: vec![Pass::Mtp], follow: Some(FOLLOW), ..groups_of_32() };
     let report = follow(&place, &only, &Listener::default()).unwrap();
     assert!(report.files.iter().all(|file| file.name.starts_with("out-mtp-")), "{:?}", report.files);
+}
+
+/// Looks at the open files of this process whenever a new file is begun.
+struct OpenFiles {
+    source: PathBuf,
+    removed_and_open: Mutex<Vec<String>>,
+}
+
+impl Progress for OpenFiles {
+    fn start(&self, _source_bytes: u64) {}
+    fn file(&self, _name: &str) {
+        let source = self.source.to_string_lossy().into_owned();
+        let open = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let open = open.map(|path| path.to_string_lossy().into_owned());
+        let removed = open.filter(|path| path.starts_with(&source) && path.ends_with(" (deleted)"));
+        self.removed_and_open.lock().unwrap().extend(removed);
+    }
+    fn advance(&self, _source_bytes: u64, _output_bytes: u64) {}
+    fn end(&self) {}
+}
+
+/// A removed file keeps its space for as long as somebody has it open.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_is_consumed_gives_its_space_back() {
+    let place = Place::of(&tiny(false));
+    let progress = OpenFiles { source: place.source.clone(), removed_and_open: Mutex::default() };
+    let report = Job::prepare(&place.source, &place.container, consuming()).unwrap().run(&progress).unwrap();
+    assert!(report.consumed.len() > 1);
+    assert_eq!(progress.removed_and_open.into_inner().unwrap(), Vec::<String>::new());
+}
+
+/// The files of one shard follow each other, so that it can go before the next one is opened.
+#[test]
+fn a_shard_goes_before_the_next_is_begun() {
+    let place = Place::of(&tiny(false));
+    let report = place.run(consuming()).unwrap();
+    let mut sorted = report.consumed.clone();
+    sorted.sort();
+    assert_eq!(report.consumed, sorted);
+}
+
+/// A downloader that was started again brings what is gone: it goes again, with and without records of its own.
+#[test]
+fn what_is_downloaded_again_goes_again() {
+    let shards = tiny(false);
+    let place = Place::of(&shards);
+    place.run(consuming()).unwrap();
+    let container = contents(&place.container);
+    let fresh = Place::of(&shards);
+    for records in [false, true] {
+        for name in support::convert::contents(&fresh.source).unwrap().into_keys() {
+            fs::copy(fresh.source.join(&name), place.source.join(&name)).unwrap();
+            let name = name.to_str().unwrap();
+            if records && name.ends_with(".safetensors") {
+                let folder = place.source.join(".cache/huggingface/download");
+                fs::create_dir_all(&folder).unwrap();
+                let hash = coliconv::container::manifest::hex(&sha2::Sha256::digest(
+                    fs::read(place.source.join(name)).unwrap(),
+                ));
+                fs::write(folder.join(format!("{name}.metadata")), format!("commit\n{hash}\n9999999999\n")).unwrap();
+            }
+        }
+        let options = Options { consume: true, ..following() };
+        follow(&place, &options, &Listener::default()).unwrap();
+        assert!(weights(&contents(&place.source).unwrap()).is_empty(), "with records: {records}");
+        assert!(contents(&place.container) == container);
+    }
+}
+
+/// What is gone on purpose is not missing.
+#[test]
+fn a_pass_is_added_after_its_neighbours_were_consumed() {
+    let place = Place::of(&tiny(false));
+    place.run(consuming()).unwrap();
+    let before = contents(&place.container);
+    let report = place.run(Options { passes: vec![Pass::Main], ..all_passes() }).unwrap();
+    assert!(report.warnings.is_empty(), "{:?}", report.warnings);
+    assert!(contents(&place.container) == before);
+}
+
+/// What a damaged file of another part was made from stays.
+#[test]
+fn damage_in_another_part_keeps_what_it_was_made_from() {
+    let shards = support::convert::load(
+        &support::synthetic::Synthetic::new(support::synthetic::small_config()).shards(4).scales_apart(),
+    );
+    let place = Place::of(&shards);
+    let part = |number| Options {
+        part: coliconv::part::Part::new(number, 2),
+        consume: true,
+        passes: Pass::ALL.to_vec(),
+        ..groups_of_32()
+    };
+    place.run(part(1)).unwrap();
+    let first = weights(&contents(&place.container).unwrap()).into_keys().next().unwrap();
+    let path = place.container.join(first);
+    support::shards::edit_file(&path, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    assert!(place.run(part(2)).is_err());
+    fs::remove_file(&path).unwrap();
+    place.run(Options { part: None, ..part(1) }).unwrap();
+    assert!(weights(&contents(&place.source).unwrap()).is_empty());
 }

@@ -24,7 +24,7 @@ pub const UNFINISHED_SUFFIXES: [&str; 8] =
 /// Where Hugging Face's downloader keeps what it knows of a file, and its unfinished files.
 const HUB_FOLDER: &str = ".cache/huggingface/download";
 /// Lists of checksums as `sha256sum` writes them.
-const CHECKSUM_LISTS: [&str; 2] = ["SHA256SUMS", "sha256sums.txt"];
+pub const CHECKSUM_LISTS: [&str; 2] = ["SHA256SUMS", "sha256sums.txt"];
 
 /// Why a file is not taken yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub enum Waiting {
     Header(String),
     /// It has a hole from this byte on.
     Hole(u64),
+    /// It has nothing but zeros from this byte on, for longer than weights have.
+    Zeros(u64),
     /// Its SHA-256 is not the one that the download's records give.
     Hash {
         /// The recorded one.
@@ -56,8 +58,14 @@ impl std::fmt::Display for Waiting {
             Waiting::Fresh => write!(f, "written to a moment ago"),
             Waiting::Header(reason) => write!(f, "{reason}"),
             Waiting::Hole(offset) => write!(f, "a hole from byte {offset} on"),
+            Waiting::Zeros(offset) => write!(f, "only zeros from byte {offset} on, as if not written yet"),
             Waiting::Hash { expected, found } => {
-                write!(f, "its SHA-256 is {found}, the download's records say {expected}")
+                let short = |hash: &str| hash.chars().take(12).collect::<String>();
+                let (found, expected) = (short(found), short(expected));
+                write!(
+                    f,
+                    "its SHA-256 begins {found}, the download's records say {expected}: remove it to download it again"
+                )
             }
         }
     }
@@ -124,7 +132,8 @@ impl Arrivals {
             let names = fs::read_dir(directory).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
             let mut names: Vec<String> = names.filter(|name| is_unfinished(name)).collect();
             names.sort();
-            names.into_iter().next()
+            let name = names.into_iter().next()?;
+            Some(format!("{} (remove it if nobody writes it)", directory.join(name).display()))
         };
         unfinished(&self.directory).or_else(|| unfinished(&self.directory.join(HUB_FOLDER)))
     }
@@ -157,10 +166,27 @@ fn examine(directory: &Path, name: &str, recorded: Option<String>) -> Result<(),
         // A file that is what it should be has no unwritten hole.
         return if found == expected { Ok(()) } else { Err(Waiting::Hash { expected, found }) };
     }
-    match file.first_hole() {
-        Some(offset) => Err(Waiting::Hole(offset)),
+    if let Some(offset) = file.first_hole() {
+        return Err(Waiting::Hole(offset));
+    }
+    match first_zeros(&file).map_err(|fault| reason(fault.into()))? {
+        Some(offset) => Err(Waiting::Zeros(offset)),
         None => Ok(()),
     }
+}
+
+/// Where a long run of zeros begins: space that was filled before it was written has no hole.
+fn first_zeros(file: &SourceFile) -> Result<Option<u64>> {
+    let mut buffer = vec![0; limits::ZEROS_BYTES];
+    let mut offset = 0;
+    while offset + buffer.len() as u64 <= file.bytes() {
+        file.read_at(&mut buffer, offset)?;
+        if buffer.iter().all(|&byte| byte == 0) {
+            return Ok(Some(offset));
+        }
+        offset += buffer.len() as u64;
+    }
+    Ok(None)
 }
 
 /// A JSON file that parses is not cut off.

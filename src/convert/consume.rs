@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::{Job, Options, Plan};
 use crate::checkpoint::{Checkpoint, SCALE_SUFFIX, Shard};
+use crate::container::manifest::hex;
 use crate::error::{Fault, FaultKind, Place, Result};
+use crate::header::Header;
 use crate::io::{SourceFile, hook, sync_directory_of};
 use crate::roles::Pass;
 
@@ -70,28 +72,37 @@ pub(super) fn warnings(source: &Checkpoint, plan: &Plan, options: &Options, fini
         .collect()
 }
 
-/// Removes the source files that a finished file needed and nothing else needs: no other file of the container, of this run
-/// or of another part, and no pass that is not converted. What is no longer the file that was read stays. Returns what went.
-pub(super) fn consume(job: &Job, shards: &[String], finished: &dyn Fn(&str) -> bool) -> Result<Vec<String>> {
-    let kept = unconverted(&job.source, &job.options, &job.finished_passes);
-    let mut gone = Vec::new();
-    for shard in shards {
-        let path = job.source.directory.join(shard);
-        let needed = job.plan.files.iter().any(|file| file.needs.contains(shard) && !finished(&file.name));
-        let opened = job.source.shards.iter().find(|opened| opened.name == *shard);
-        if needed || kept.contains_key(shard.as_str()) || !opened.is_some_and(is_unchanged) {
-            continue;
-        }
-        hook::remove_file(&path).map_err(|e| Fault::io("remove the consumed file", &path, e))?;
-        sync_directory_of(&path).map_err(|e| Fault::io("write the directory to disk", &job.source.directory, e))?;
-        gone.push(shard.clone());
-    }
-    Ok(gone)
+/// Those of some source files that nothing needs any more: no file of the container, of this run or of another part, and no
+/// pass that is not converted. What is neither the file that was read nor the same one again is left alone.
+pub(super) fn consumable(job: &Job, shards: &[String], finished: &dyn Fn(&str) -> bool) -> Vec<String> {
+    let needed = |shard: &String| job.plan.files.iter().any(|file| file.needs.contains(shard) && !finished(&file.name));
+    let there = shards.iter().filter(|shard| job.source.directory.join(shard).exists());
+    there.filter(|shard| !job.kept.contains(*shard) && !needed(shard) && is_known(job, shard)).cloned().collect()
 }
 
-/// Whether a file is still the one that was opened.
-fn is_unchanged(shard: &Shard) -> bool {
-    let path = shard.file.path();
-    SourceFile::open(path).is_ok_and(|file| file.bytes() == shard.file.bytes())
-        && SourceFile::modified_nanoseconds(path) == shard.modified_nanoseconds
+/// Removes source files. They are closed first: an open file keeps its space.
+pub(super) fn remove(job: &mut Job, shards: &[String]) -> Result<()> {
+    for shard in shards {
+        job.source.close(shard);
+        let path = job.source.directory.join(shard);
+        hook::remove_file(&path).map_err(|e| Fault::io("remove the consumed file", &path, e))?;
+        sync_directory_of(&path).map_err(|e| Fault::io("write the directory to disk", &job.source.directory, e))?;
+    }
+    Ok(())
+}
+
+/// Whether a file is still the one that was opened, or, downloaded once more, has its size and header.
+fn is_known(job: &Job, shard: &str) -> bool {
+    let path = job.source.directory.join(shard);
+    let Ok(file) = SourceFile::open(&path) else { return false };
+    let opened = job.source.shards.iter().find(|opened| opened.name == shard);
+    let unchanged = |opened: &Shard| {
+        file.bytes() == opened.file.bytes() && SourceFile::modified_nanoseconds(&path) == opened.modified_nanoseconds
+    };
+    let known = job.destination.progress.source.iter().find(|identity| identity.name == shard);
+    opened.is_some_and(unchanged)
+        || known.is_some_and(|known| {
+            file.bytes() == known.bytes
+                && Header::read(&file).is_ok_and(|header| hex(&header.sha256()) == known.header_sha256)
+        })
 }

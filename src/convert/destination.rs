@@ -288,7 +288,7 @@ impl Destination {
                 return Err(Fault::new(Place::file(path), FaultKind::OutputIsLink));
             }
             if fs::read(&path).map_err(|e| Fault::io("read the file", &path, e))? != file.contents()? {
-                return Err(Fault::new(Place::file(path), FaultKind::OutputExists));
+                return Err(Fault::new(Place::file(path), FaultKind::SmallFileDiffers));
             }
         }
         Ok(())
@@ -314,6 +314,9 @@ impl Destination {
         faults.extend(source.shards.iter().filter_map(|shard| self.changed(shard, plan, options)));
         let planned: HashMap<&str, u64> = plan.files.iter().map(|f| (f.name.as_str(), f.layout.bytes)).collect();
         for file in plan.mine() {
+            if self.recorded(&file.name).is_some() && self.directory.join(&file.name).is_symlink() {
+                faults.push(Fault::new(Place::file(self.directory.join(&file.name)), FaultKind::OutputIsLink));
+            }
             if self.recorded(&file.name).is_none() && self.directory.join(&file.name).symlink_metadata().is_ok() {
                 faults.push(Fault::new(Place::file(self.directory.join(&file.name)), FaultKind::OutputExists));
             }

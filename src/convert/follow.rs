@@ -140,7 +140,7 @@ fn missing(source: &Path, follower: &mut Follower) -> Option<String> {
     }
     match follower.waiting(SINGLE_FILE) {
         None => None,
-        Some(Waiting::Absent) => Some(format!("{INDEX_FILE} ({})", Waiting::Absent)),
+        Some(Waiting::Absent) => Some(format!("{INDEX_FILE} ({}; fetch the small files first)", Waiting::Absent)),
         Some(waiting) => Some(format!("{SINGLE_FILE} ({waiting})")),
     }
 }

@@ -139,6 +139,8 @@ impl Plan {
         }
         planner.check_rules();
         planner.check_count(files.len());
+        // The files of one source file together: it is read while the system has it in memory, and can go afterwards.
+        files.sort_by(|a, b| a.shard.cmp(&b.shard));
         let parameters = planner.parameters();
         planner.faults.sort_by(|a, b| a.place.cmp(&b.place));
         Faults::check(planner.faults)?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 
 use super::block::{Block, BlockResult, Buffers, Gathered, Made, Stats, What, blocks, check_unchanged};
-use super::consume::{self, consume};
+use super::consume;
 use super::earlier::Earlier;
 use super::finish::{finish, record_tensors};
 use super::follow::Follower;
@@ -100,6 +100,8 @@ struct Work {
     /// Memory that is used again: fresh pages cost more than the arithmetic.
     buffers: Mutex<Vec<Buffers>>,
     spare: Mutex<Vec<Made>>,
+    /// Files of other parts that were found whole.
+    whole: Mutex<HashSet<String>>,
 }
 
 impl Work {
@@ -108,7 +110,15 @@ impl Work {
         let memory = job.options.memory.unwrap_or(u64::MAX);
         let block_bytes = (memory / (8 * pool.current_num_threads() as u64)).min(limits::BLOCK_SOURCE_BYTES);
         let chunk_bytes = (memory / 16).min(limits::WRITE_CHUNK_BYTES as u64) as usize;
-        Work { lock, pool, block_bytes, chunk_bytes, buffers: Mutex::default(), spare: Mutex::default() }
+        Work {
+            lock,
+            pool,
+            block_bytes,
+            chunk_bytes,
+            buffers: Mutex::default(),
+            spare: Mutex::default(),
+            whole: Mutex::default(),
+        }
     }
 
     /// All of it, under the lock.
@@ -190,6 +200,8 @@ impl Work {
         for ((file, _), digests) in finished.iter().zip(verified) {
             match digests {
                 Ok(digests) => record_tensors(file, &digests, &mut done.tensors),
+                // Said once is enough.
+                Err(fault) if matches!(*fault.kind, FaultKind::Interrupted) => return Err(fault.into()),
                 Err(fault) => faults.push(fault),
             }
         }
@@ -213,6 +225,7 @@ impl Work {
             let Some(next) = left.iter().position(|&number| is_ready(job, number, follower)) else {
                 let follower = follower.as_mut().expect("without one everything is there");
                 let waiting = waiting(job, &left, follower);
+                self.consume_finished(job, done)?;
                 follower.pause(&job.source.directory, waiting, progress)?;
                 continue;
             };
@@ -222,7 +235,7 @@ impl Work {
             self.file(job, number, next, progress, done)?;
             self.consume(job, number, done)?;
         }
-        Ok(())
+        self.consume_finished(job, done)
     }
 
     /// Writes one file, records it, and names it. `next` is the one that will be written then.
@@ -330,8 +343,8 @@ impl Work {
         Ok(in_order(&self.pool, blocks.len(), ahead, &mut spare, &self.buffers, &make, &mut take)?)
     }
 
-    /// Removes what only files of earlier runs needed.
-    fn consume_finished(&self, job: &Job, done: &mut Done) -> Result<(), Faults> {
+    /// Removes what only finished files needed: of earlier runs, or what has arrived once more.
+    fn consume_finished(&self, job: &mut Job, done: &mut Done) -> Result<(), Faults> {
         for number in 0..job.plan.files.len() {
             let file = &job.plan.files[number];
             if file.mine && job.destination.is_finished(&file.name) {
@@ -342,18 +355,43 @@ impl Work {
     }
 
     /// Removes what a finished file was the last to need.
-    fn consume(&self, job: &Job, number: usize, done: &mut Done) -> Result<(), Faults> {
+    fn consume(&self, job: &mut Job, number: usize, done: &mut Done) -> Result<(), Faults> {
         if !job.options.consume {
             return Ok(());
         }
-        // What other parts have finished stands in their own progress.
-        let earlier =
-            if job.options.part.is_some() { Earlier::read(&job.destination.directory)? } else { Earlier::default() };
-        let elsewhere = earlier.finished(&job.destination.directory);
-        let finished = |name: &str| job.destination.is_finished(name) || elsewhere.contains(name);
         let shards: Vec<String> = job.plan.files[number].needs.iter().cloned().collect();
-        done.consumed.extend(consume(job, &shards, &finished)?);
+        let elsewhere = self.finished_elsewhere(job, &shards)?;
+        let finished = |name: &str| {
+            if job.destination.is_mine(name) { job.destination.is_finished(name) } else { elsewhere.contains(name) }
+        };
+        let gone = consume::consumable(job, &shards, &finished);
+        consume::remove(job, &gone)?;
+        done.consumed.extend(gone);
         Ok(())
+    }
+
+    /// The files of other parts that need one of these shards and are finished and whole: what a damaged one was made from
+    /// must not go. Each is read once.
+    fn finished_elsewhere(&self, job: &Job, shards: &[String]) -> Result<HashSet<String>, Faults> {
+        let mut whole = self.whole.lock().expect("no panic while held");
+        let needs = |file: &&PlannedFile| !file.mine && file.needs.iter().any(|shard| shards.contains(shard));
+        let others: Vec<&PlannedFile> = job.plan.files.iter().filter(needs).collect();
+        if others.iter().all(|file| whole.contains(&file.name)) {
+            return Ok(whole.clone());
+        }
+        // What other parts have finished stands in their own progress.
+        let earlier = Earlier::read(&job.destination.directory)?;
+        for file in others.into_iter().filter(|file| !whole.contains(&file.name)).collect::<Vec<_>>() {
+            let path = job.destination.directory.join(&file.name);
+            let record = earlier.files().find(|record| record.name == file.name && path.exists());
+            let is_whole = |record: &&FileRecord| {
+                digest_file(&path, &file.name, &file.layout, &|_| ()).is_ok_and(|(found, _)| found == **record)
+            };
+            if record.filter(is_whole).is_some() {
+                whole.insert(file.name.clone());
+            }
+        }
+        Ok(whole.clone())
     }
 }
 

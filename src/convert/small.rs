@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::INDEX_FILE;
-use crate::checkpoint::arrival::UNFINISHED_SUFFIXES;
+use crate::checkpoint::arrival::{CHECKSUM_LISTS, UNFINISHED_SUFFIXES};
 use crate::config::{CONFIG_FILE, NEEDED_SMALL_FILES};
 use crate::container::manifest::MANIFEST_FILE;
 use crate::error::{Fault, FaultKind, Place, Result, escaped};
@@ -55,7 +55,8 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
             warnings.push(Fault::new(Place::file(path), FaultKind::NameNotUtf8));
             continue;
         };
-        if !is_carried(&name) || path.is_dir() {
+        let is_wrong_there = !bare && CHECKSUM_LISTS.contains(&name.as_str());
+        if !is_carried(&name) || is_wrong_there || path.is_dir() {
             continue;
         }
         // Snapshots of a download cache are links to files elsewhere: what counts is what they lead to. A file that cannot

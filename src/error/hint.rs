@@ -37,7 +37,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::Unfinished => "wait for the download to end, or remove the file".into(),
         K::ModelType { .. } => "only the GLM-5 family (glm_moe_dsa) is converted".into(),
-        K::JsonSyntax { .. } => "the file is damaged: take it again from where it came".into(),
+        K::JsonSyntax { .. } => "the file is damaged: take it again from where it came, or make it again".into(),
         K::ConfigMissing { key } => format!("take `{key}` from the model's original config.json"),
         K::ConfigValue { .. } => "take the file from the model's repository".into(),
         K::ConfigSilent { key, .. } => format!("take `{key}` from the model's original config.json"),
@@ -98,6 +98,10 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::SameDirectory | K::SameFile { .. } | K::DestinationIsFile => {
             "choose another directory for the container".into()
         }
+        K::SmallFileDiffers => {
+            "restore it here or in the source; or move it away, and that of the source is carried along".into()
+        }
+        K::NotAFile => "replace it by a regular file, or remove it".into(),
         K::WeightFileName => "rename it, or remove it if it does not belong to the model".into(),
         K::NoSpace { .. } => "free the space, or choose another disk".into(),
         K::ProgressSyntax { .. } => {

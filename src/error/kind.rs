@@ -276,6 +276,8 @@ pub enum FaultKind {
     OutputChanged { expected: String, found: String },
     #[error("the file exists and holds other bytes than this conversion would write")]
     OutputExists,
+    #[error("the small file is not the one that the source has now")]
+    SmallFileDiffers,
     #[error("the record of what is finished here does not parse: {}", escaped_message(message))]
     ProgressSyntax { message: String },
     #[error("another coliconv is working on this directory")]
