@@ -33,11 +33,11 @@ use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::config::{Config, stop_ids};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::anonymous_bytes;
+use crate::io::{anonymous_bytes, is_same_file};
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::model::{Model, check_memory};
 use crate::part::Part;
-use crate::report::{ScoreProbes, ScoreReport};
+use crate::report::{Finding, ScoreProbes, ScoreReport, Severity};
 use crate::tensor::TensorName;
 use crate::threads;
 use crate::weights::{Model as Stored, ModelKind, Weights};
@@ -163,6 +163,10 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     report.tokens_per_second = (run.tokens > 0).then(|| run.tokens as f64 / run.scoring_seconds.max(1e-9));
     report.peak_anonymous_bytes = run.peak_anonymous_bytes;
     report.warnings = model.findings();
+    if let Some(same) = baseline.as_ref().filter(|baseline| baseline.model_sha256 == identity.model_sha256) {
+        let kind = FaultKind::BaselineSameModel { hash: same.model_sha256.clone() };
+        report.warnings.push(Finding::new(Severity::Warning, &Fault::new(Place::file(&same.path), kind)));
+    }
     if let Some(out) = out.filter(|_| options.part.is_none()) {
         out.write(&report, &job, &results)?;
     }
@@ -187,9 +191,14 @@ fn check_options(options: &Options) -> Result<(), Fault> {
         (options.finish && options.probes, "--probes", "a run that computes"),
         (options.part.is_some() && options.probes, "--probes", "a run of all rows"),
     ];
-    match needs.into_iter().find(|(wrong, ..)| *wrong) {
-        Some((_, flag, needs)) => refuse(FaultKind::FlagNeeds { flag, needs }),
-        None => Ok(()),
+    if let Some((_, flag, needs)) = needs.into_iter().find(|(wrong, ..)| *wrong) {
+        return refuse(FaultKind::FlagNeeds { flag, needs });
+    }
+    match (&options.baseline, &options.out) {
+        (Some(baseline), Some(out)) if baseline == out || is_same_file(baseline, out) => {
+            Err(Fault::new(Place::file(out), FaultKind::BaselineIsOut))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -388,17 +397,18 @@ impl Job<'_> {
         Ok(pending)
     }
 
-    /// Refuses results in which a row is missing.
+    /// Refuses results in which a row is missing, or was not compared with the baseline.
     fn complete(&self, results: &Results, tag: Option<&str>) -> Result<()> {
-        let missing = self.pending(results, tag)?;
-        let total = self.inputs.iter().map(|input| input.rows).sum();
-        match missing {
-            0 => Ok(()),
-            missing => {
-                let place = self.options.out.clone().map_or(Place::default(), Place::file);
-                Err(Fault::new(place, FaultKind::ResultsIncomplete { missing, total }))
-            }
+        let pending = self.pending(results, tag)?;
+        if pending == 0 {
+            return Ok(());
         }
+        let total = self.inputs.iter().map(|input| input.rows).sum();
+        let kind = match self.pending(results, None)? {
+            0 => FaultKind::ResultsNotCompared { rows: pending, total },
+            missing => FaultKind::ResultsIncomplete { missing, total },
+        };
+        Err(Fault::new(self.options.out.clone().map_or(Place::default(), Place::file), kind))
     }
 }
 

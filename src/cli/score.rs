@@ -174,7 +174,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         }
         (false, false) => print(&report_text(&report, arguments.out.as_deref())),
     };
-    let good = report.verdict != Some(Verdict::Fail) && (report.excluded.is_empty() || arguments.allow_excluded);
+    let compared = report.baseline.iter().flat_map(|baseline| &baseline.compared).all(|compared| compared.is_whole());
+    let whole = report.excluded.is_empty() && compared;
+    let good = report.verdict != Some(Verdict::Fail) && (whole || arguments.allow_excluded);
     Ok(if printed == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { printed })
 }
 
@@ -202,6 +204,9 @@ fn report_text(report: &ScoreReport, out: Option<&Path>) -> String {
     if let Some(part) = &report.part {
         return text
             + &format!("part {part}: {} requests scored; join the parts with --finish\n", report.requests.len());
+    }
+    for input in &report.inputs {
+        text += &format!("{} {}: {}\n", input.kind, escaped(&input.name), input.rows_text());
     }
     if !report.tasks.is_empty() {
         let share = |value: f64, stderr: Option<f64>| match stderr {
@@ -283,15 +288,25 @@ fn comparison_text(report: &ScoreReport) -> String {
             size::grouped(baseline.positions)
         );
     }
+    for compared in baseline.compared.iter().filter(|compared| !compared.is_whole()) {
+        text += &format!("{}: {}\n", escaped(&compared.name), compared.text());
+    }
     for check in &baseline.checks {
+        let Some(worse_by) = check.worse_by else {
+            text += &format!("{} {}: not compared, not met\n", escaped(&check.name), check.metric);
+            continue;
+        };
         let threshold = baseline.threshold.unwrap_or_default();
-        let relation = if check.met { "within" } else { "not within" };
-        let sure = if check.conclusive { "" } else { ", but its interval reaches across the threshold" };
+        let relation = if worse_by <= threshold { "within" } else { "not within" };
+        let sure = match (check.conclusive, check.compared == check.rows) {
+            (_, false) => format!(", but not met: {} of {} rows were compared", check.compared, check.rows),
+            (false, true) => ", but its interval reaches across the threshold".to_owned(),
+            (true, true) => String::new(),
+        };
         text += &format!(
-            "{} {}: worse by {:.4}, {relation} {threshold}{sure}\n",
+            "{} {}: worse by {worse_by:.4}, {relation} {threshold}{sure}\n",
             escaped(&check.name),
-            check.metric,
-            check.worse_by
+            check.metric
         );
     }
     match report.verdict {

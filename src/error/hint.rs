@@ -231,7 +231,19 @@ fn score_hint(kind: &FaultKind) -> Option<String> {
             "score into another directory; nothing existing is mixed or overwritten".into()
         }
         K::BaselineTokenizer { .. } => "only models with the same tokenizer can be compared".into(),
-        K::ResultsIncomplete { .. } => "run the same `coliconv score` again to finish it".into(),
+        K::ResultsIncomplete { .. } => "run the same `coliconv score` again, every part of it, to finish it".into(),
+        K::ResultsNotCompared { .. } => {
+            "run the same `coliconv score`, or every part of it, with this --baseline and without --finish".into()
+        }
+        K::BaselineOther { .. } => "score the baseline with the same inputs, --limit, --seed and --prefix".into(),
+        K::BaselineIsOut => "give another --out, or as --baseline the directory of the other model's results".into(),
+        K::BaselineSameModel { .. } => "nothing can differ: give as --baseline what the model was made from".into(),
+        K::OutNotDirectory => "give a directory as --out; it is made where there is none".into(),
+        K::InputCompressed => "decompress it, for one with `gunzip -k FILE`".into(),
+        K::InputByteOrderMark => {
+            "save it as UTF-8 without a byte order mark, for one with `sed '1s/^\\xEF\\xBB\\xBF//' FILE`".into()
+        }
+        K::InputArray => "make it JSON lines, for one with `jq -c '.[]' FILE`".into(),
         _ => return None,
     };
     Some(text)

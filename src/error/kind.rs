@@ -501,6 +501,26 @@ pub enum FaultKind {
     ResultsOther { what: String, expected: String, found: String },
     #[error("{missing} of {total} results are missing")]
     ResultsIncomplete { missing: u64, total: u64 },
+    #[error("{rows} of {total} rows are scored, but not compared with this baseline")]
+    ResultsNotCompared { rows: u64, total: u64 },
+    #[error(
+        "the baseline's results are of other rows: {what} is {}, this run's is {}",
+        escaped(found),
+        escaped(expected)
+    )]
+    BaselineOther { what: String, expected: String, found: String },
+    #[error("the baseline is the directory that this run writes")]
+    BaselineIsOut,
+    #[error("the baseline is the same model: the hash of both is {hash}")]
+    BaselineSameModel { hash: String },
+    #[error("results are written into a directory, and this is none")]
+    OutNotDirectory,
+    #[error("the file is compressed with gzip")]
+    InputCompressed,
+    #[error("the file begins with a byte order mark")]
+    InputByteOrderMark,
+    #[error("the file is one JSON array, not a row a line")]
+    InputArray,
     #[error("the file exists and is not of score results")]
     NotResults,
     #[error("the baseline has another tokenizer: its hash is {}, this model's {}", escaped(found), escaped(expected))]

@@ -26,7 +26,9 @@ pub struct ScoreReport {
     /// Which part of the run, for one `2/8`; its figures are those of the whole only after `--finish`, so it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
-    /// `pass` when all thresholds are met; null without one.
+    /// What was scored, in the order of the report.
+    pub inputs: Vec<ScoreInput>,
+    /// `pass` when all thresholds are met and every row was compared; null without a threshold.
     pub verdict: Option<Verdict>,
     /// The tasks, in the order of the command line.
     pub tasks: Vec<ScoreTask>,
@@ -52,6 +54,37 @@ pub struct ScoreReport {
     pub peak_anonymous_bytes: Option<u64>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,
+}
+
+/// A file that was scored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ScoreInput {
+    /// Its name.
+    pub name: String,
+    /// `requests`, `task` or `text`.
+    pub kind: String,
+    /// The file.
+    pub file: String,
+    /// SHA-256 of the file.
+    pub sha256: String,
+    /// Rows of the file.
+    pub rows: u64,
+    /// Of these, rows that were to be scored, those without a score (`excluded`) counted.
+    pub scored_rows: u64,
+    /// Most rows to be scored; null for all.
+    pub limit: Option<u64>,
+    /// Seed of the draw; null without a limit.
+    pub seed: Option<u64>,
+}
+
+impl ScoreInput {
+    /// `15 rows`, or of a sample `4 of 15 rows, seed 1`.
+    pub fn rows_text(&self) -> String {
+        match self.seed {
+            Some(seed) => format!("{} of {} rows, seed {seed}", self.scored_rows, self.rows),
+            None => format!("{} rows", self.rows),
+        }
+    }
 }
 
 /// How a model did on a task.
@@ -170,6 +203,8 @@ pub struct ScoreBaseline {
     pub top1_agreement: Option<f64>,
     /// Mean divergence by position in the text.
     pub kl_by_position: Vec<ScoreKlPositions>,
+    /// How many rows of each input were compared.
+    pub compared: Vec<ScoreCompared>,
     /// The tasks.
     pub tasks: Vec<ScoreTaskDifference>,
     /// The texts, and the request file.
@@ -178,6 +213,29 @@ pub struct ScoreBaseline {
     pub threshold: Option<f64>,
     /// What was held against the threshold.
     pub checks: Vec<ScoreCheck>,
+}
+
+/// How much of an input was compared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ScoreCompared {
+    /// Task, text or request file.
+    pub name: String,
+    /// Rows that were to be scored.
+    pub rows: u64,
+    /// Of these, rows that both models gave a score.
+    pub compared: u64,
+}
+
+impl ScoreCompared {
+    /// Whether no row is left out.
+    pub fn is_whole(&self) -> bool {
+        self.compared == self.rows
+    }
+
+    /// `3 of 12 rows were compared, …`
+    pub fn text(&self) -> String {
+        format!("{} of {} rows were compared, the others have no score of both models", self.compared, self.rows)
+    }
 }
 
 /// Mean divergence of some positions.
@@ -264,11 +322,16 @@ pub struct ScoreCheck {
     pub name: String,
     /// `acc`, `acc_norm` or `ppl`.
     pub metric: String,
-    /// How much worse than the baseline: a difference of accuracies, or a ratio of perplexities minus 1.
-    pub worse_by: f64,
-    /// Whether that is within the threshold.
+    /// How much worse than the baseline: a difference of accuracies, or a ratio of perplexities minus 1; null if no row
+    /// was compared.
+    pub worse_by: Option<f64>,
+    /// Rows that were to be scored.
+    pub rows: u64,
+    /// Of these, rows that both models gave a score.
+    pub compared: u64,
+    /// Whether every row was compared, and `worse_by` is within the threshold.
     pub met: bool,
-    /// Whether the whole 95 % interval is on the same side of the threshold.
+    /// Whether every row was compared, and the whole 95 % interval is on the same side of the threshold.
     pub conclusive: bool,
 }
 

@@ -5,7 +5,7 @@ use super::metrics::{Normalization, answer, own_answer};
 use super::record::{Against, Record, Scored};
 use super::statistics::{interval, mcnemar, paired_interval, ratio};
 use crate::report::{
-    ScoreCheck, ScoreFlipped, ScoreKlPositions, ScorePaired, ScoreTaskDifference, ScoreTextDifference,
+    ScoreCheck, ScoreCompared, ScoreFlipped, ScoreKlPositions, ScorePaired, ScoreTaskDifference, ScoreTextDifference,
 };
 
 /// How far the distributions of all rows are apart.
@@ -163,26 +163,52 @@ pub fn text(input: &Input, records: &[&Record]) -> Option<ScoreTextDifference> {
     })
 }
 
+/// How many rows of an input both models gave a score.
+pub fn coverage(input: &Input, records: &[&Record]) -> ScoreCompared {
+    let compared = records.iter().filter(|record| is_compared(record)).count() as u64;
+    ScoreCompared { name: input.name.clone(), rows: input.rows, compared }
+}
+
 /// Whether a model is within `threshold` of its baseline: no accuracy lower by more, no perplexity higher by more than this
-/// share. The figures themselves decide; whether their intervals do, too, is said beside them.
-pub fn checks(tasks: &[ScoreTaskDifference], texts: &[ScoreTextDifference], threshold: f64) -> Vec<ScoreCheck> {
-    let check = |name: &str, metric: &str, worse_by: f64, interval: Option<(f64, f64)>| {
-        let met = worse_by <= threshold;
-        let conclusive = interval.is_some_and(|(least, most)| if met { most <= threshold } else { least > threshold });
-        ScoreCheck { name: name.to_owned(), metric: metric.to_owned(), worse_by, met, conclusive }
+/// share. The figures themselves decide; whether their intervals do, too, is said beside them. Every input with its kind is
+/// checked, and where a row was not compared the check is not met: nobody knows how it would have ended.
+pub fn checks(
+    inputs: &[(Kind, ScoreCompared)],
+    tasks: &[ScoreTaskDifference],
+    texts: &[ScoreTextDifference],
+    threshold: f64,
+) -> Vec<ScoreCheck> {
+    let check = |of: &ScoreCompared, metric: &str, worse_by: Option<f64>, interval: Option<(f64, f64)>| {
+        let within = worse_by.is_some_and(|worse_by| worse_by <= threshold);
+        let sure = |(least, most): (f64, f64)| if within { most <= threshold } else { least > threshold };
+        ScoreCheck {
+            name: of.name.clone(),
+            metric: metric.to_owned(),
+            worse_by,
+            rows: of.rows,
+            compared: of.compared,
+            met: within && of.is_whole(),
+            conclusive: of.is_whole() && interval.is_some_and(sure),
+        }
     };
-    let of_paired = |name: &str, metric, paired: &ScorePaired| {
+    let of_paired = |of: &ScoreCompared, metric, paired: Option<&ScorePaired>| {
         // 0 of −0
-        check(name, metric, 0.0 - paired.difference, Some((-paired.interval.1, -paired.interval.0)))
+        let worse_by = paired.map(|paired| 0.0 - paired.difference);
+        check(of, metric, worse_by, paired.map(|paired| (-paired.interval.1, -paired.interval.0)))
     };
-    let of_task = |task: &ScoreTaskDifference| {
-        [of_paired(&task.task, "acc", &task.acc), of_paired(&task.task, "acc_norm", &task.acc_norm)]
+    let of_input = |(kind, of): &(Kind, ScoreCompared)| match kind {
+        Kind::Task => {
+            let task = tasks.iter().find(|task| task.task == of.name);
+            let acc = of_paired(of, "acc", task.map(|task| &task.acc));
+            vec![acc, of_paired(of, "acc_norm", task.map(|task| &task.acc_norm))]
+        }
+        Kind::Text | Kind::Requests => {
+            let text = texts.iter().find(|text| text.name == of.name);
+            let interval = text.and_then(|text| text.interval).map(|(low, high)| (low - 1.0, high - 1.0));
+            vec![check(of, "ppl", text.map(|text| text.ratio - 1.0), interval)]
+        }
     };
-    let of_text = |text: &ScoreTextDifference| {
-        let interval = text.interval.map(|(low, high)| (low - 1.0, high - 1.0));
-        check(&text.name, "ppl", text.ratio - 1.0, interval)
-    };
-    tasks.iter().flat_map(of_task).chain(texts.iter().map(of_text)).collect()
+    inputs.iter().flat_map(of_input).collect()
 }
 
 #[cfg(test)]
@@ -235,9 +261,10 @@ mod tests {
             acc,
             flipped: Vec::new(),
         };
-        let of = |acc, threshold| checks(&[task(acc)], &[], threshold)[1].clone();
+        let input = |kind, name: &str, compared, rows| (kind, ScoreCompared { name: name.into(), rows, compared });
+        let of = |acc, threshold| checks(&[input(Kind::Task, "t", 9, 9)], &[task(acc)], &[], threshold)[1].clone();
         let few = of(paired(2, 4, 100), 0.02);
-        assert_eq!((few.worse_by, few.met, few.conclusive), (0.02, true, false));
+        assert_eq!((few.worse_by, few.met, few.conclusive), (Some(0.02), true, false));
         assert!(!of(paired(2, 5, 100), 0.02).met);
         assert!(of(paired(0, 0, 10_000), 0.001).conclusive);
         let broken = of(paired(0, 60, 100), 0.02);
@@ -251,10 +278,18 @@ mod tests {
             ratio,
             interval,
         };
-        let of = |ratio, interval| checks(&[], &[text(ratio, interval)], 0.01)[0].clone();
+        let of =
+            |ratio, interval| checks(&[input(Kind::Text, "x", 3, 3)], &[], &[text(ratio, interval)], 0.01)[0].clone();
         let better = of(0.9, Some((0.8, 1.0)));
         assert!(better.met && better.conclusive && better.metric == "ppl");
         assert!(!of(1.02, None).met && !of(1.02, None).conclusive);
+        // However good: where a row was not compared, or none at all, the answer is no.
+        let inputs = [input(Kind::Task, "none", 0, 4), input(Kind::Task, "t", 99, 100), input(Kind::Text, "x", 3, 4)];
+        let found = checks(&inputs, &[task(paired(60, 0, 100))], &[text(0.5, Some((0.4, 0.6)))], 0.01);
+        let names: Vec<(&str, &str)> = found.iter().map(|check| (&*check.name, &*check.metric)).collect();
+        assert_eq!(names, [("none", "acc"), ("none", "acc_norm"), ("t", "acc"), ("t", "acc_norm"), ("x", "ppl")]);
+        assert!(found.iter().all(|check| !check.met && !check.conclusive));
+        assert_eq!((found[0].worse_by, found[0].compared, found[0].rows), (None, 0, 4));
     }
 
     #[test]

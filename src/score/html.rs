@@ -56,7 +56,7 @@ pub fn page(report: &ScoreReport, worst: &[WorstQuestion]) -> String {
     tasks(&mut out, report);
     texts(&mut out, report);
     if let Some(baseline) = &report.baseline {
-        comparison(&mut out, baseline);
+        comparison(&mut out, report, baseline);
     }
     questions(&mut out, worst, report.baseline.is_some());
     if let Some(probes) = &report.probes {
@@ -79,6 +79,10 @@ fn head(out: &mut String, report: &ScoreReport) {
         ("computed by", format!("{}, {}", report.backend, report.mode)),
         ("requests", report.requests.len().to_string()),
     ];
+    for input in &report.inputs {
+        let what = format!("{} {}: {}", input.kind, input.name, input.rows_text());
+        facts.push(("scored", format!("{what}; {}, SHA-256 {}", input.file, input.sha256)));
+    }
     if let Some(baseline) = &report.baseline {
         facts.push(("baseline", format!("{} ({})", baseline.path, baseline.kind)));
         facts.push(("baseline hash", baseline.model_sha256.clone()));
@@ -172,8 +176,14 @@ fn texts(out: &mut String, report: &ScoreReport) {
     *out += &table(&["text", "documents", "tokens", "perplexity", "nats per token", "bits per byte"], &rows);
 }
 
-fn comparison(out: &mut String, baseline: &ScoreBaseline) {
+fn comparison(out: &mut String, report: &ScoreReport, baseline: &ScoreBaseline) {
     *out += "<h2>Against the baseline</h2>\n";
+    if baseline.model_sha256 == report.model_sha256 {
+        *out += "<p class=\"fail\">The baseline is the same model: nothing can differ.</p>\n";
+    }
+    for compared in baseline.compared.iter().filter(|compared| !compared.is_whole()) {
+        let _ = writeln!(out, "<p class=\"fail\">{}: {}</p>", escape(&compared.name), compared.text());
+    }
     let (mut rows, mut points, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for task in &baseline.tasks {
         for (metric, paired) in [("acc", &task.acc), ("acc_norm", &task.acc_norm)] {

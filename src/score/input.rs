@@ -66,6 +66,8 @@ pub struct Input {
     pub path: PathBuf,
     /// SHA-256 of the file, hexadecimal.
     pub sha256: String,
+    /// Rows of the file.
+    pub file_rows: u64,
     /// Rows that are scored.
     pub rows: u64,
     /// How its rows become questions.
@@ -104,11 +106,23 @@ impl Input {
             name: given.name.clone(),
             path: path.clone(),
             sha256: sha256_of(path)?,
+            file_rows: 0,
             rows: 0,
             template: None,
             selected: None,
             parquet: begins_with(path, parquet::MAGIC)?,
         };
+        let refuse = |kind| Err(Fault::new(Place::file(path), kind).into());
+        if begins_with(path, GZIP_MAGIC)? {
+            return refuse(FaultKind::InputCompressed);
+        }
+        if begins_with(path, BYTE_ORDER_MARK)? {
+            return refuse(FaultKind::InputByteOrderMark);
+        }
+        let array = if given.kind == Kind::Task && !input.parquet { array(path)? } else { Array::No };
+        if array == Array::Yes {
+            return refuse(FaultKind::InputArray);
+        }
         if given.kind == Kind::Task {
             input.template = input.find_template()?;
         }
@@ -123,11 +137,11 @@ impl Input {
                 Err(kind) => first = first.or(Some(kind.to_string())),
             }
         }
-        input.rows = rows;
-        let refuse = |kind| Err(Fault::new(Place::file(path), kind).into());
+        (input.file_rows, input.rows) = (rows, rows);
         match first {
             _ if good || given.kind == Kind::Requests && input.rows > 0 => {}
             None => return refuse(FaultKind::NoRows),
+            Some(_) if array == Array::UnlessRows => return refuse(FaultKind::InputArray),
             Some(first) => return refuse(FaultKind::NoGoodRow { rows: input.rows, first }),
         }
         if given.kind != Kind::Requests {
@@ -137,8 +151,9 @@ impl Input {
         Ok(input)
     }
 
-    /// The template of the first row that is an object.
+    /// The template of the first row that has one. Where objects are all of no known task, the first is told.
     fn find_template(&self) -> Result<Option<Template>> {
+        let mut unknown = None;
         for row in self.raw_rows()? {
             let (_, Ok(row)) = row? else { continue };
             let object = match row {
@@ -148,13 +163,15 @@ impl Input {
                     Err(_) => continue,
                 },
             };
-            let keys = || FaultKind::TaskUnknown { keys: object.keys().cloned().collect() };
-            return match Template::of(&object) {
-                Some(template) => Ok(Some(template)),
-                None => Err(Fault::new(Place::file(&self.path), keys())),
-            };
+            if let Some(template) = Template::of(&object) {
+                return Ok(Some(template));
+            }
+            unknown.get_or_insert_with(|| object.keys().cloned().collect());
         }
-        Ok(None)
+        match unknown {
+            Some(keys) => Err(Fault::new(Place::file(&self.path), FaultKind::TaskUnknown { keys })),
+            None => Ok(None),
+        }
     }
 
     /// The rows that are scored, in order.
@@ -230,6 +247,38 @@ fn begins_with(path: &Path, magic: &[u8]) -> Result<bool> {
     let mut begin = vec![0; magic.len()];
     file.read_at(&mut begin, 0)?;
     Ok(begin == magic)
+}
+
+/// How a file begins that gzip made.
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
+/// Bytes at both ends of a file that are looked at to tell an array.
+const ENDS_BYTES: u64 = 1 << 16;
+
+/// Whether a file is one JSON array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Array {
+    No,
+    /// Its first line is a whole value: it may be a bad row among others.
+    UnlessRows,
+    Yes,
+}
+
+/// Whether a file begins and ends like one JSON array.
+fn array(path: &Path) -> Result<Array> {
+    let file = SourceFile::open(path)?;
+    let bytes = file.bytes().min(ENDS_BYTES);
+    let (mut begin, mut end) = (vec![0; bytes as usize], vec![0; bytes as usize]);
+    file.read_at(&mut begin, 0)?;
+    file.read_at(&mut end, file.bytes() - bytes)?;
+    let begin = begin.trim_ascii_start();
+    if begin.first() != Some(&b'[') || end.trim_ascii_end().last() != Some(&b']') {
+        return Ok(Array::No);
+    }
+    let line = begin.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let is_value = serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
+    Ok(if is_value { Array::UnlessRows } else { Array::Yes })
 }
 
 /// The lines of a file, without their ends.
@@ -353,6 +402,17 @@ mod tests {
     }
 
     #[test]
+    fn the_first_row_that_is_known_says_what_a_task_is() {
+        let task = br#"{"note": "of what follows"}
+{"goal": "x", "sol1": "a", "sol2": "b", "label": 1}
+{"goal": "y", "sol1": "a", "sol2": "b", "label": 0}"#;
+        let found = rows(Kind::Task, task, Sampling::default());
+        assert_eq!(found[0], (1, "! row 1: expected text as `goal`, found nothing".into()));
+        assert_eq!(found[1], (2, "Question: x\nAnswer:".into()));
+        assert_eq!(found.len(), 3);
+    }
+
+    #[test]
     fn samples_are_nested_and_depend_on_the_seed() {
         let text: String = (0..100).map(|i| format!("line {i}\n")).collect();
         let sample = |limit, seed| rows(Kind::Text, text.as_bytes(), Sampling { limit: Some(limit), seed });
@@ -375,6 +435,14 @@ mod tests {
         assert_eq!(refusal(Kind::Task, b"{\"text\": 1}\n"), "the rows are of no known task: they have the keys text");
         let none = refusal(Kind::Task, b"{\"ctx\": \"\"}\n{}\n");
         assert!(none.starts_with("none of the 2 rows can be scored; the first: row 1: expected"), "{none}");
+        let array = "the file is one JSON array, not a row a line";
+        let row = r#"{"ctx": "a", "choices": ["b", "c"], "gold": 0}"#;
+        assert_eq!(refusal(Kind::Task, format!("[{row}, {row}]").as_bytes()), array);
+        assert_eq!(refusal(Kind::Task, format!("[\n{row},\n{row}\n]\n").as_bytes()), array);
+        for kind in [Kind::Task, Kind::Text, Kind::Requests] {
+            assert_eq!(refusal(kind, b"\x1f\x8b\x08\0"), "the file is compressed with gzip");
+            assert_eq!(refusal(kind, b"\xef\xbb\xbfa\n"), "the file begins with a byte order mark");
+        }
         assert!(refusal(Kind::Task, b"PAR1 and nothing").starts_with("the Parquet file does not read: "));
     }
 }

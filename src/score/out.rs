@@ -48,7 +48,7 @@ impl Out {
             return refuse(directory.to_owned(), FaultKind::ResultsInModel);
         }
         if directory.symlink_metadata().is_ok() && !directory.is_dir() {
-            return refuse(directory.to_owned(), FaultKind::NotADirectory);
+            return refuse(directory.to_owned(), FaultKind::OutNotDirectory);
         }
         fs::create_dir_all(directory).map_err(|e| Fault::io("create the directory", directory, e))?;
         // Parts of one run work side by side.

@@ -351,8 +351,12 @@ impl Stored {
         })?;
         let fault = |kind| Fault::new(Place::file(path), kind);
         let (binding, _) = found.ok_or_else(|| fault(FaultKind::NotResults))?;
+        if binding.tokenizer != own.tokenizer {
+            let (expected, found) = (own.tokenizer.clone(), binding.tokenizer);
+            return Err(fault(FaultKind::BaselineTokenizer { expected, found }).into());
+        }
         if let Some((what, expected, found)) = own.difference(&binding, false) {
-            return Err(fault(FaultKind::ResultsOther { what, expected, found }).into());
+            return Err(fault(FaultKind::BaselineOther { what, expected, found }).into());
         }
         let (mut total, mut missing) = (0, 0);
         for input in inputs {

@@ -1,12 +1,14 @@
 //! The report of a run, from its records.
 
+use std::collections::HashMap;
+
 use super::distribution::TOP_K;
 use super::identity::Identity;
 use super::input::Input;
 use super::record::Record;
 use super::results::Results;
 use super::{Compared, Job, compare, metrics};
-use crate::report::{ScoreBaseline, ScoreExcluded, ScoreReport, ScoreRequest, Verdict};
+use crate::report::{ScoreBaseline, ScoreExcluded, ScoreInput, ScoreReport, ScoreRequest, Verdict};
 use crate::weights::ModelKind;
 
 /// Whole distributions are compared.
@@ -44,6 +46,7 @@ pub fn report(
         backend: super::backend().0.to_owned(),
         mode: super::backend().1.to_owned(),
         part,
+        inputs: job.inputs.iter().map(|input| described(job, input)).collect(),
         verdict,
         tasks: inputs.iter().filter_map(|input| metrics::task(input, &of_input(input))).collect(),
         texts: inputs.iter().filter_map(|input| metrics::text(input, &of_input(input))).collect(),
@@ -60,13 +63,29 @@ pub fn report(
     }
 }
 
+fn described(job: &Job<'_>, input: &Input) -> ScoreInput {
+    let bound = super::bound(input, job.options.sampling);
+    ScoreInput {
+        name: bound.name,
+        kind: <&'static str>::from(bound.kind).to_owned(),
+        file: input.path.to_string_lossy().into_owned(),
+        sha256: bound.sha256,
+        rows: input.file_rows,
+        scored_rows: input.rows,
+        limit: bound.limit,
+        seed: bound.limit.map(|_| bound.seed),
+    }
+}
+
 fn compared(job: &Job<'_>, baseline: &Compared, records: &[&Record]) -> ScoreBaseline {
     let apart = compare::divergence(records);
     let of_input = |input: &Input| metrics::of(records, input);
     let tasks: Vec<_> = job.inputs.iter().filter_map(|input| compare::task(input, &of_input(input))).collect();
     let texts: Vec<_> = job.inputs.iter().filter_map(|input| compare::text(input, &of_input(input))).collect();
     let threshold = job.options.threshold;
-    let checks = threshold.map(|threshold| compare::checks(&tasks, &texts, threshold)).unwrap_or_default();
+    let coverage = |input: &Input| (input.kind, compare::coverage(input, &of_input(input)));
+    let inputs: Vec<_> = job.inputs.iter().map(coverage).collect();
+    let checks = threshold.map(|threshold| compare::checks(&inputs, &tasks, &texts, threshold)).unwrap_or_default();
     ScoreBaseline {
         path: baseline.path.to_string_lossy().into_owned(),
         kind: baseline.kind.to_owned(),
@@ -78,6 +97,7 @@ fn compared(job: &Job<'_>, baseline: &Compared, records: &[&Record]) -> ScoreBas
         kl_max: apart.max,
         top1_agreement: apart.top1_agreement,
         kl_by_position: apart.by_position,
+        compared: inputs.into_iter().map(|(_, compared)| compared).collect(),
         tasks,
         texts,
         threshold,
@@ -165,6 +185,8 @@ pub fn table(results: &Results, with_baseline: bool) -> Vec<u8> {
 
 /// The answers to the request file of that name, a line each: `logprob contlen greedy01`, or why there is none.
 pub fn answers(report: &ScoreReport, name: &str) -> String {
+    let excluded = report.excluded.iter().filter(|excluded| excluded.input == name);
+    let messages: HashMap<u64, &str> = excluded.map(|excluded| (excluded.row, excluded.message.as_str())).collect();
     let mut out = String::new();
     for request in report.requests.iter().filter(|request| request.input == name) {
         match (request.logprob, request.tokens, request.greedy) {
@@ -172,9 +194,7 @@ pub fn answers(report: &ScoreReport, name: &str) -> String {
                 out += &format!("{logprob:.6} {tokens} {}\n", u8::from(greedy));
             }
             _ => {
-                let is_it = |excluded: &&ScoreExcluded| excluded.input == name && excluded.row == request.row;
-                let message = report.excluded.iter().find(is_it).map_or("", |excluded| excluded.message.as_str());
-                out += &format!("error {message}\n");
+                out += &format!("error {}\n", messages.get(&request.row).copied().unwrap_or_default());
             }
         }
     }

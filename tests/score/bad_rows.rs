@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use coliconv::report::ScoreReport;
+use coliconv::report::{ScoreExcluded, ScoreReport, ScoreRequest};
 use coliconv::score::Options;
 use coliconv::score::encode::PrefixChoice;
 use coliconv::score::input::Kind;
@@ -96,6 +96,28 @@ fn a_bad_row_gets_no_score() {
 }
 
 #[test]
+fn a_bad_first_row_does_not_refuse_the_others() {
+    let directory = TempDir::new().unwrap();
+    let path = written(directory.path(), "t", &format!("{{\"note\": 1}}\n{GOOD}\n"));
+    let report = scored(&fixture("nano"), &of(vec![given(Kind::Task, "task", path)]));
+    assert_eq!((excluded(&report), report.tasks[0].n), (vec![(1, "row-malformed")], 1));
+}
+
+#[test]
+fn many_rows_without_a_score_are_all_answered() {
+    let directory = TempDir::new().unwrap();
+    let path = written(directory.path(), "r", "bad\n");
+    let mut report = scored(&fixture("nano"), &of(vec![given(Kind::Requests, "requests", path)]));
+    let (request, row) = (report.requests.remove(0), report.excluded.remove(0));
+    for number in 1..=500_000 {
+        report.requests.push(ScoreRequest { row: number, ..request.clone() });
+        report.excluded.push(ScoreExcluded { row: number, message: format!("row {number}"), ..row.clone() });
+    }
+    let answers = coliconv::score::answers(&report, "requests");
+    assert!((1..=500_000).map(|number| format!("error row {number}")).eq(answers.lines()));
+}
+
+#[test]
 fn nothing_before_the_first_token() {
     let directory = TempDir::new().unwrap();
     let row = GOOD.replace("abacus:", "");
@@ -146,6 +168,8 @@ fn inputs_that_cannot_be_scored() {
         (file("blank", "\n\n"), "no-rows"),
         (file("other", "{\"prompt\": 1}\n"), "task-unknown"),
         (file("bad", "{\"ctx\": 1}\n[]\n"), "no-good-row"),
+        (file("array", &format!("[{GOOD},\n{GOOD}]\n")), "input-array"),
+        (file("mark", &format!("\u{feff}{GOOD}\n")), "input-byte-order-mark"),
         (file("binary", "PAR1 but nothing else"), "parquet-syntax"),
         (directory.path().join("absent"), "io"),
         (directory.path().to_owned(), "not-a-file"),

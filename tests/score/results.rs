@@ -48,6 +48,18 @@ fn a_run_that_ended_anywhere_is_continued() {
         assert_eq!(timeless(&report), timeless(&whole), "cut at {cut}");
         assert!(results(&out) == bytes, "cut at {cut}");
     }
+    // Of the files only the statistics of the run differ.
+    let files = || {
+        let mut report: Value = serde_json::from_slice(&fs::read(out.join("score.json")).unwrap()).unwrap();
+        for key in ["tokens", "seconds", "loading_seconds", "tokens_per_second", "peak_anonymous_bytes"] {
+            report.as_object_mut().unwrap().remove(key).unwrap();
+        }
+        (report, ["requests.csv", "report.html"].map(|name| fs::read(out.join(name)).unwrap()))
+    };
+    let interrupted = files();
+    fs::remove_dir_all(&out).unwrap();
+    scored(model.path(), &options);
+    assert!(interrupted == files() && results(&out) == bytes);
     // In another order, as after joining parts.
     let order = [0, 5, 2, 9, 1];
     let starts: Vec<usize> = [0].into_iter().chain(lines.iter().copied()).collect();
@@ -145,7 +157,7 @@ fn directories_that_are_not_for_results() {
     let to = |out: &Path| Options { out: Some(out.to_owned()), ..few(directory.path()) };
     assert_eq!(refusal(model.path(), &to(model.path())), ["results-in-model"]);
     let file = written(directory.path(), "file", "x");
-    assert_eq!(refusal(model.path(), &to(&file)), ["not-a-directory"]);
+    assert_eq!(refusal(model.path(), &to(&file)), ["out-not-directory"]);
     let used = directory.path().join("used");
     fs::create_dir(&used).unwrap();
     written(&used, "score.json", "precious");
@@ -208,6 +220,11 @@ fn samples_are_what_limit_and_seed_say() {
     let ((two, report), (three, _), (others, _)) = (rows(2, 1), rows(3, 1), rows(3, 2));
     assert_eq!((two.len(), three.len(), report.tasks[0].n), (2, 3, 2));
     assert!(two.iter().all(|row| three.contains(row)) && others != three);
+    let found = report.inputs.iter().map(|i| (i.kind.as_str(), i.scored_rows, i.limit, i.seed, i.rows_text()));
+    let all = fs::read_to_string(expected("gloss.jsonl")).unwrap().lines().count();
+    let sampled = ("task", 2, Some(2), Some(1), format!("2 of {all} rows, seed 1"));
+    assert_eq!(found.collect::<Vec<_>>(), [sampled, ("requests", 3, None, None, "3 rows".into())]);
+    assert_eq!(report.inputs[0].file, expected("gloss.jsonl").to_string_lossy());
     // Requests are answered line by line, all of them.
     assert_eq!(report.requests.iter().filter(|request| request.input == "requests").count(), 3);
 }
