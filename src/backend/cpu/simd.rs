@@ -158,17 +158,16 @@ impl Coding {
 ///
 /// - 4 bits: a chunk is eight words of eight columns. Lanes below 8 have the even columns of a word each, the others the odd.
 /// - 2 and 3 bits: four words of sixteen columns. A vector has four columns of each.
-/// - e4m3: bytes are spread within each 16 columns.
+/// - f32, 8 bits and e4m3: as they are, so that an FP8 checkpoint and its container of f32 give the same bits.
 pub(super) const fn order(coding: Coding) -> [u8; CHUNK] {
     let mut order = [0; CHUNK];
     let mut p = 0;
     while p < CHUNK {
         let (vector, lane) = (p / LANES, p % LANES);
         let column = match coding {
-            Coding::F32 | Coding::Int8 | Coding::Decoded => p,
+            Coding::F32 | Coding::Int8 | Coding::Fp8 | Coding::Decoded => p,
             Coding::Int4 => 8 * (lane % 8) + 2 * vector + lane / 8,
             Coding::Int3 | Coding::Int2 => 16 * (lane % 4) + 4 * vector + lane / 4,
-            Coding::Fp8 => 16 * (lane / 4) + 4 * vector + lane % 4,
         };
         order[p] = column as u8;
         p += 1;

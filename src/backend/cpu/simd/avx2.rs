@@ -188,23 +188,10 @@ impl Lanes for Avx2 {
         proven!(self, {
             let parts = codes.as_chunks::<16>().0;
             let scale = _mm256_set1_ps(scale);
-            // Columns 16 i + 0 to 7 and 8 to 15.
-            let [a, b, c, d] = each!([0 1 2 3] i => {
+            each!([0 1 2 3] i => {
                 let [low, high] = self.e4m3(&parts[i]);
                 [_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale)]
-            });
-            // Four columns of each part.
-            let [[v0, v1], [v2, v3]] = each!([0 1] upper => [
-                [
-                    _mm256_permute2f128_ps::<0x20>(a[upper], b[upper]),
-                    _mm256_permute2f128_ps::<0x20>(c[upper], d[upper]),
-                ],
-                [
-                    _mm256_permute2f128_ps::<0x31>(a[upper], b[upper]),
-                    _mm256_permute2f128_ps::<0x31>(c[upper], d[upper]),
-                ],
-            ]);
-            [v0, v1, v2, v3]
+            })
         })
     }
 

@@ -64,6 +64,18 @@ const LEVELS_4: [f32; LANES] = levels(16, 8);
 const LEVELS_3: [f32; LANES] = levels(8, 4);
 const LEVELS_2: [f32; LANES] = levels(4, 2);
 
+/// Where each e4m3 byte comes from, so that columns are in order after they are put together within lanes of 128 bits.
+const SPREAD: [u8; CHUNK] = {
+    let mut spread = [0; CHUNK];
+    let mut column = 0;
+    while column < CHUNK {
+        let (vector, lane) = (column / LANES, column % LANES);
+        spread[16 * (lane / 4) + 4 * vector + lane % 4] = column as u8;
+        column += 1;
+    }
+    spread
+};
+
 impl Avx512 {
     /// Levels times a scale.
     #[inline(always)]
@@ -179,7 +191,8 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn fp8(self, codes: &[u8; CHUNK], scale: f32) -> [__m512; 4] {
         proven!(self, {
-            let codes = _mm512_loadu_si512(codes.as_ptr().cast());
+            let spread = _mm512_loadu_si512(SPREAD.as_ptr().cast());
+            let codes = _mm512_permutexvar_epi8(spread, _mm512_loadu_si512(codes.as_ptr().cast()));
             // The highest bit of an index is ignored.
             let [low, high] = each!([0 1] i => {
                 let (first, second) = (E4M3_UPPER[i][..64].as_ptr().cast(), E4M3_UPPER[i][64..].as_ptr().cast());
