@@ -13,6 +13,8 @@ mod tests;
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use crate::backend::reference::{self, pointwise};
 use crate::backend::{
     Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
@@ -47,6 +49,26 @@ impl Cpu {
     }
 }
 
+/// What the CPU can do at best, to measure kernels against.
+impl Cpu {
+    /// Reads bytes on all threads of the pool; the value means nothing.
+    pub fn read_bytes(&self, bytes: &[u8]) -> f32 {
+        bytes.par_chunks(READ_BYTES).map(|bytes| simd::read(self.isa, bytes)).sum()
+    }
+
+    /// About `flops` products and sums in registers, on all threads of the pool: how many there were.
+    pub fn multiply_in_registers(&self, flops: u64) -> u64 {
+        let threads = rayon::current_num_threads() as u64;
+        let steps = flops / threads / simd::FLOPS_PER_STEP;
+        let value: f32 = rayon::broadcast(|_| simd::peak(self.isa, steps)).into_iter().sum();
+        std::hint::black_box(value);
+        steps * threads * simd::FLOPS_PER_STEP
+    }
+}
+
+/// Bytes that a task reads.
+const READ_BYTES: usize = 1 << 18;
+
 /// A matrix [rows, columns] as it is stored; a vector has one column, and its values beside it.
 #[derive(Debug, Clone)]
 pub struct Weight {
@@ -58,6 +80,11 @@ pub struct Weight {
 }
 
 impl Weight {
+    /// Its bytes: the codes.
+    pub fn codes(&self) -> &[u8] {
+        &self.matrix.codes
+    }
+
     /// A matrix whose format can be decoded; others are refused by name.
     fn new(name: &str, matrix: Matrix) -> Result<Weight> {
         let Some(decoder) = Decoder::new(matrix.format) else {

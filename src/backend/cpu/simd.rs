@@ -89,6 +89,26 @@ macro_rules! kernels {
             // SAFETY: `proof` proves these features.
             unsafe { enabled(proof, dsa, q, weights, key) }
         }
+
+        /// [`limits::read`] with the features.
+        pub(super) fn read(proof: $proof, bytes: &[u8]) -> f32 {
+            #[target_feature(enable = $features)]
+            fn enabled(proof: $proof, bytes: &[u8]) -> f32 {
+                limits::read(proof, bytes)
+            }
+            // SAFETY: `proof` proves these features.
+            unsafe { enabled(proof, bytes) }
+        }
+
+        /// [`limits::peak`] with the features.
+        pub(super) fn peak(proof: $proof, steps: u64) -> f32 {
+            #[target_feature(enable = $features)]
+            fn enabled(proof: $proof, steps: u64) -> f32 {
+                limits::peak(proof, steps)
+            }
+            // SAFETY: `proof` proves these features.
+            unsafe { enabled(proof, steps) }
+        }
     };
 }
 
@@ -98,6 +118,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod codes;
+mod limits;
 mod plain;
 mod product;
 
@@ -107,6 +128,7 @@ use crate::isa::Isa;
 use crate::weights::Matrix;
 
 pub(super) use attend::Head;
+pub(super) use limits::FLOPS_PER_STEP;
 use plain::Plain;
 
 /// Columns that are worked on at once.
@@ -315,5 +337,27 @@ pub(super) fn score(isa: Isa, dsa: &Dsa, q: &[f32], weights: &[f32], key: &[f32]
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(proof) => avx512::score(proof, dsa, q, weights, key),
         _ => attend::score(Plain, dsa, q, weights, key),
+    }
+}
+
+/// Reads bytes: the limit of a product with one row.
+pub(super) fn read(isa: Isa, bytes: &[u8]) -> f32 {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(proof) => avx2::read(proof, bytes),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(proof) => avx512::read(proof, bytes),
+        _ => limits::read(Plain, bytes),
+    }
+}
+
+/// `steps` times [`FLOPS_PER_STEP`] operations: the limit of a product with many rows.
+pub(super) fn peak(isa: Isa, steps: u64) -> f32 {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(proof) => avx2::peak(proof, steps),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(proof) => avx512::peak(proof, steps),
+        _ => limits::peak(Plain, steps),
     }
 }
