@@ -1,6 +1,6 @@
 //! The CPU with vector instructions: weights stay as they are stored, activations and sums are f32.
 //!
-//! What takes time is in [`simd`]: products with stored matrices in every format, experts, attention, the scores of an
+//! What takes time is in `simd`: products with stored matrices in every format, experts, attention, the scores of an
 //! indexer. Every output is formed in one order, whatever the instruction set, the number of rows that come together, and the
 //! number of threads. Work on each row by itself (norms, rotation, activation) is that of the reference, in f64.
 

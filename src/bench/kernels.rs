@@ -1,6 +1,7 @@
 //! Products of rows with stored matrices: few rows against reading memory, many against multiplying in registers.
 //!
-//! The weights of a format are far beyond the caches, and are gone through in turn: reading, then every kernel.
+//! The weights of a format are far beyond the caches. Before every kernel its limit is measured, and the share is the
+//! median of these pairs: a shared machine's rates change within seconds.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -81,6 +82,15 @@ struct Candidate {
     backend: Cpu,
     n: usize,
     seconds: Vec<f64>,
+    /// Its rate by that of its limit just before.
+    shares: Vec<f64>,
+}
+
+/// The middle one; 0 of none.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// All formats, one after the other: the weights take about `bytes`.
@@ -117,33 +127,32 @@ fn few_rows(format: Format, bytes: u64, rounds: usize) -> Result<Vec<BenchMeasur
     for isa in Isa::available().into_iter().rev().filter(|&isa| isa != Isa::Plain || Isa::detect() == Isa::Plain) {
         for n in FEW_ROWS {
             let name = format!("{name}, {n} rows, {isa}");
-            candidates.push(Candidate { name, backend: Cpu::new(isa), n, seconds: Vec::new() });
+            candidates.push(Candidate { name, backend: Cpu::new(isa), n, seconds: Vec::new(), shares: Vec::new() });
         }
     }
-    let (mut read, mut read_bytes) = (Vec::new(), 0);
+    let read_bytes = weights.iter().map(|weight| weight.codes().len() as u64).sum();
+    let mut read = Vec::new();
     for _ in 0..rounds {
         for candidate in &mut candidates {
-            if candidate.n == 1 {
-                let started = Instant::now();
-                let sum: f32 = weights.iter().map(|weight| reader.read_bytes(weight.codes())).sum();
-                black_box(sum);
-                read.push(started.elapsed().as_secs_f64());
-                read_bytes = weights.iter().map(|weight| weight.codes().len() as u64).sum();
-            }
             let inputs: Vec<Rows> = SHAPES.iter().map(|&(_, columns)| x(columns, candidate.n)).collect();
+            let started = Instant::now();
+            black_box(weights.iter().map(|weight| reader.read_bytes(weight.codes())).sum::<f32>());
+            let limit = started.elapsed().as_secs_f64();
             let started = Instant::now();
             for (weight, x) in weights.iter().zip(inputs.iter().cycle()) {
                 black_box(candidate.backend.matmul(weight, x)?);
             }
-            candidate.seconds.push(started.elapsed().as_secs_f64());
+            let seconds = started.elapsed().as_secs_f64();
+            read.push(limit);
+            candidate.seconds.push(seconds);
+            candidate.shares.push(total as f64 / seconds * limit / read_bytes as f64);
         }
     }
     let limit = measure(&format!("{name}, read"), &read, Some(read_bytes));
-    let mut measures = vec![limit.clone()];
+    let mut measures = vec![limit];
     measures.extend(candidates.iter().map(|candidate| {
         let measure = measure(&candidate.name, &candidate.seconds, Some(total));
-        let of_limit = measure.gb_per_second.zip(limit.gb_per_second).map(|(rate, limit)| rate / limit);
-        BenchMeasure { limit: Some("read".into()), of_limit, ..measure }
+        BenchMeasure { limit: Some("read".into()), of_limit: Some(median(&candidate.shares)), ..measure }
     }));
     Ok(measures)
 }
@@ -153,28 +162,36 @@ fn many_rows(format: Format, rounds: usize) -> Result<Vec<BenchMeasure>> {
     let (name, backend) = (name_of(format), Cpu::default());
     let weight = backend.upload("synthetic", Random(1).matrix(format, MANY.0, MANY.1))?;
     let inputs = MANY_ROWS.map(|n| x(MANY.1, n));
-    let mut seconds = [const { Vec::new() }; 1 + MANY_ROWS.len()];
-    let mut peak_flops = 0;
+    let (mut peak, mut peak_flops) = (Vec::new(), 0);
+    let mut seconds = [const { Vec::new() }; MANY_ROWS.len()];
+    let mut shares = seconds.clone();
     for _ in 0..rounds {
-        let started = Instant::now();
-        peak_flops = backend.multiply_in_registers(PEAK_FLOPS);
-        seconds[0].push(started.elapsed().as_secs_f64());
-        for (x, seconds) in inputs.iter().zip(&mut seconds[1..]) {
+        for (number, x) in inputs.iter().enumerate() {
+            let started = Instant::now();
+            peak_flops = backend.multiply_in_registers(PEAK_FLOPS);
+            peak.push(started.elapsed().as_secs_f64());
             let started = Instant::now();
             black_box(backend.matmul(&weight, x)?);
-            seconds.push(started.elapsed().as_secs_f64());
+            let took = started.elapsed().as_secs_f64();
+            seconds[number].push(took);
+            let limit = peak_flops as f64 / peak[peak.len() - 1];
+            shares[number].push(flops(MANY_ROWS[number]) as f64 / took / limit);
         }
     }
     let with = |name: String, seconds: &[f64], flops: u64| {
         let measure = measure(&name, seconds, None);
         BenchMeasure { gflop_per_second: Some(flops as f64 / measure.fastest_seconds.max(1e-9) / 1e9), ..measure }
     };
-    let limit = with(format!("{name}, f32 FMA"), &seconds[0], peak_flops);
-    let mut measures = vec![limit.clone()];
-    for (n, seconds) in MANY_ROWS.into_iter().zip(&seconds[1..]) {
-        let measure = with(format!("{name}, {n} rows"), seconds, 2 * (n * MANY.0 * MANY.1) as u64);
-        let of_limit = measure.gflop_per_second.zip(limit.gflop_per_second).map(|(rate, limit)| rate / limit);
-        measures.push(BenchMeasure { limit: Some("f32 FMA".into()), of_limit, ..measure });
+    let limit = with(format!("{name}, f32 FMA"), &peak, peak_flops);
+    let mut measures = vec![limit];
+    for ((n, seconds), shares) in MANY_ROWS.into_iter().zip(&seconds).zip(&shares) {
+        let measure = with(format!("{name}, {n} rows"), seconds, flops(n));
+        measures.push(BenchMeasure { limit: Some("f32 FMA".into()), of_limit: Some(median(shares)), ..measure });
     }
     Ok(measures)
+}
+
+/// Products and sums with so many rows.
+fn flops(n: usize) -> u64 {
+    2 * (n * MANY.0 * MANY.1) as u64
 }

@@ -21,6 +21,8 @@ pub struct Packed {
     coding: Coding,
     n: usize,
     lines: usize,
+    /// From one row to the next: with a line more than a row has, so that rows do not compete for the same places of a cache.
+    stride: usize,
     values: Vec<Line>,
 }
 
@@ -30,8 +32,9 @@ impl Packed {
         let (n, lines) = (x.count(), x.width.div_ceil(CHUNK) * (CHUNK / LANES));
         let order = simd::order(coding);
         let natural = order.iter().enumerate().all(|(p, &column)| p == usize::from(column));
-        let mut values = vec![Line::default(); n * lines];
-        for (row, lines) in x.iter().zip(values.chunks_exact_mut(lines.max(1))) {
+        let stride = lines + 1;
+        let mut values = vec![Line::default(); n * stride];
+        for (row, lines) in x.iter().zip(values.chunks_exact_mut(stride)) {
             let whole = if natural { row.len() } else { row.len() / CHUNK * CHUNK };
             let (whole, rest) = row.split_at(whole);
             if natural {
@@ -50,7 +53,7 @@ impl Packed {
                 }
             }
         }
-        Packed { coding, n, lines, values }
+        Packed { coding, n, lines, stride, values }
     }
 }
 
@@ -72,6 +75,7 @@ pub fn packed_matmul(isa: Isa, weight: &Weight, x: &Packed) -> Rows {
         coding: weight.coding,
         x: &x.values,
         n,
+        stride: x.stride,
         lines: x.lines,
         row_bytes: weight.row_bytes,
         row_scales: weight.row_scales,

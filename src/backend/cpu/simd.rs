@@ -17,7 +17,7 @@
 //!
 //! # Kernels
 //!
-//! One or two rows of x are multiplied while four weight rows are decoded, in registers ([`product`]). For more rows a
+//! One or two rows of x are multiplied while four or eight weight rows are decoded, in registers ([`product`]). For more rows a
 //! tile of weights is decoded once and multiplied with all of them.
 
 /// `[f(0), f(1), …]`, written out: the vector code of a closure would be compiled without the features.
@@ -204,8 +204,10 @@ pub(super) struct Job<'a> {
     pub matrix: &'a Matrix,
     /// Its coding.
     pub coding: Coding,
-    /// Rows in [`order`], filled up with zeros: [n, lines].
+    /// Rows in [`order`], filled up with zeros: [n, lines], `stride` apart.
     pub x: &'a [Line],
+    /// From one row of x to the next.
+    pub stride: usize,
     /// Rows of x.
     pub n: usize,
     /// Lines of a row: four a chunk.
@@ -240,7 +242,7 @@ impl<'a> Job<'a> {
 
     /// A row of x.
     fn x_row(&self, row: usize) -> &'a [Line] {
-        &self.x[row * self.lines..][..self.lines]
+        &self.x[row * self.stride..][..self.lines]
     }
 }
 

@@ -18,6 +18,8 @@ const FEW_TILE_ROWS: usize = 4;
 const MANY_TILE_ROWS: usize = 16;
 /// Chunks of a tile: 1024 columns, so that a few rows of x and of weights stay in the first cache.
 const TILE_CHUNKS: usize = 16;
+/// Lines from one row of a tile to the next: one more, so that rows do not compete for the same places of a cache.
+const TILE_STRIDE: usize = 4 * TILE_CHUNKS + 1;
 
 /// Weight rows `first` on with all rows of x: out [rows, n].
 #[inline(always)]
@@ -25,18 +27,28 @@ pub(super) fn block<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, o
     if job.n > DIRECT_ROWS {
         return tiled::<L, C>(lanes, job, first, out);
     }
-    let rows = out.len() / job.n;
-    let fours = rows / 4 * 4;
-    for row in (0..fours).step_by(4) {
-        let out = &mut out[row * job.n..][..4 * job.n];
-        match job.n {
-            1 => direct::<L, C, 4, 1>(lanes, job, first + row, out),
-            _ => direct::<L, C, 4, 2>(lanes, job, first + row, out),
+    let (n, rows) = (job.n, out.len() / job.n);
+    // Eight rows hide the latency of a sum where there are enough registers.
+    let at_once = if L::TILE.0 < 4 { 4 } else { 8 };
+    let whole = rows / at_once * at_once;
+    for row in (0..whole).step_by(at_once) {
+        let (first, out) = (first + row, &mut out[row * n..][..at_once * n]);
+        match (n, at_once) {
+            (1, 8) => direct::<L, C, 8, 1>(lanes, job, first, out),
+            (1, _) => direct::<L, C, 4, 1>(lanes, job, first, out),
+            (_, 8) => {
+                direct::<L, C, 4, 2>(lanes, job, first, &mut out[..8]);
+                direct::<L, C, 4, 2>(lanes, job, first + 4, &mut out[8..]);
+            }
+            _ => {
+                direct::<L, C, 2, 2>(lanes, job, first, &mut out[..4]);
+                direct::<L, C, 2, 2>(lanes, job, first + 2, &mut out[4..]);
+            }
         }
     }
-    for row in fours..rows {
-        let out = &mut out[row * job.n..][..job.n];
-        match job.n {
+    for row in whole..rows {
+        let out = &mut out[row * n..][..n];
+        match n {
             1 => direct::<L, C, 1, 1>(lanes, job, first + row, out),
             _ => direct::<L, C, 1, 2>(lanes, job, first + row, out),
         }
@@ -59,25 +71,41 @@ fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(lanes: L, job: &Jo
         x[t] = job.x_row(t).as_chunks().0;
     }
     let (full, per_scale) = (rows[0].len(), job.chunks_per_scale());
-    let (mut begin, mut group) = (0, 0);
-    while begin < full {
-        let end = full.min(begin.saturating_add(per_scale));
-        let mut scale = [1.0; R];
-        if C::SCALED {
-            for r in 0..R {
-                scale[r] = scales[r][group];
-            }
+    let ahead = if R * job.row_bytes <= NEAR_BYTES { R * job.row_bytes } else { PREFETCH_BYTES };
+    if C::SCALED && per_scale == 1 {
+        for r in 0..R {
+            rows[r] = &rows[r][..full];
         }
-        for chunk in begin..end {
+        for chunk in 0..full {
             for r in 0..R {
-                lanes.prefetch(C::bytes(&rows[r][chunk]), PREFETCH_BYTES);
-                let w = C::decode(lanes, &rows[r][chunk], scale[r]);
+                lanes.prefetch(C::bytes(&rows[r][chunk]), ahead);
+                let w = C::decode(lanes, &rows[r][chunk], scales[r][chunk]);
                 for t in 0..T {
                     sums[r][t] = multiplied(lanes, w, &x[t][chunk], sums[r][t]);
                 }
             }
         }
-        (begin, group) = (end, group + 1);
+    } else {
+        let (mut begin, mut group) = (0, 0);
+        while begin < full {
+            let end = full.min(begin.saturating_add(per_scale));
+            let mut scale = [1.0; R];
+            if C::SCALED {
+                for r in 0..R {
+                    scale[r] = scales[r][group];
+                }
+            }
+            for chunk in begin..end {
+                for r in 0..R {
+                    lanes.prefetch(C::bytes(&rows[r][chunk]), ahead);
+                    let w = C::decode(lanes, &rows[r][chunk], scale[r]);
+                    for t in 0..T {
+                        sums[r][t] = multiplied(lanes, w, &x[t][chunk], sums[r][t]);
+                    }
+                }
+            }
+            (begin, group) = (end, group + 1);
+        }
     }
     if !rest[0].is_empty() {
         for r in 0..R {
@@ -95,8 +123,10 @@ fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(lanes: L, job: &Jo
     }
 }
 
-/// How far ahead weights are asked for.
-const PREFETCH_BYTES: usize = 1024;
+/// Up to so many bytes of weight rows, what is asked for ahead are the rows that are multiplied next; else
+/// [`PREFETCH_BYTES`] of the same rows.
+const NEAR_BYTES: usize = 64 << 10;
+const PREFETCH_BYTES: usize = 2048;
 
 /// The products of a chunk, added to sums.
 #[inline(always)]
@@ -113,28 +143,33 @@ fn tiled<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f
     let rows = out.len() / job.n;
     let tile_rows = if job.n <= FEW_X_ROWS { FEW_TILE_ROWS } else { MANY_TILE_ROWS };
     let x_rows = job.n.min(MAX_X_ROWS);
-    let mut tile = vec![Line::default(); tile_rows * TILE_CHUNKS * 4];
+    let mut tile = vec![Line::default(); tile_rows * TILE_STRIDE];
     let mut sums = vec![Line::default(); tile_rows * x_rows];
-    let chunks = job.lines / 4;
+    let chunks_of_row = job.lines / 4;
     for x_first in (0..job.n).step_by(x_rows) {
         let n = x_rows.min(job.n - x_first);
         for row in (0..rows).step_by(tile_rows) {
             let count = tile_rows.min(rows - row);
             let sums = &mut sums[..count * n];
             sums.fill(Line::default());
-            for chunk in (0..chunks).step_by(TILE_CHUNKS) {
-                let chunks = TILE_CHUNKS.min(chunks - chunk);
+            for chunk in (0..chunks_of_row).step_by(TILE_CHUNKS) {
+                let chunks = TILE_CHUNKS.min(chunks_of_row - chunk);
+                // The next chunks of these rows; after the last the first of the next rows.
+                let ahead = match chunk + TILE_CHUNKS < chunks_of_row {
+                    true => TILE_CHUNKS * size_of::<C::Chunk>(),
+                    false => tile_rows * job.row_bytes - chunk * size_of::<C::Chunk>(),
+                };
                 for r in 0..count {
-                    let tile = &mut tile[r * TILE_CHUNKS * 4..][..chunks * 4];
-                    decode_row::<L, C>(lanes, job, first + row + r, chunk, tile.as_chunks_mut().0);
+                    let tile = &mut tile[r * TILE_STRIDE..][..chunks * 4];
+                    decode_row::<L, C>(lanes, job, first + row + r, chunk, ahead, tile.as_chunks_mut().0);
                 }
-                let x = &job.x[x_first * job.lines + chunk * 4..];
+                let x = &job.x[x_first * job.stride + chunk * 4..];
                 lanes.accumulate(Tile {
                     w: &tile,
-                    w_stride: TILE_CHUNKS * 4,
+                    w_stride: TILE_STRIDE,
                     rows: count,
                     x,
-                    x_stride: job.lines,
+                    x_stride: job.stride,
                     n,
                     steps: chunks * 4,
                     sums: &mut *sums,
@@ -147,14 +182,24 @@ fn tiled<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f
 
 /// Chunks `first_chunk` on of a weight row.
 #[inline(always)]
-fn decode_row<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, row: usize, first_chunk: usize, out: &mut [[Line; 4]]) {
+fn decode_row<L: Lanes, C: Codes>(
+    lanes: L,
+    job: &Job<'_>,
+    row: usize,
+    first_chunk: usize,
+    ahead: usize,
+    out: &mut [[Line; 4]],
+) {
     let (codes, rest) = C::split(job.codes(row));
     let (scales, per_scale) = (job.scales(row), job.chunks_per_scale());
     for (number, out) in out.iter_mut().enumerate() {
         let chunk = first_chunk + number;
         let scale = if C::SCALED { scales[chunk / per_scale] } else { 1.0 };
         let w = match codes.get(chunk) {
-            Some(codes) => C::decode(lanes, codes, scale),
+            Some(codes) => {
+                lanes.prefetch(C::bytes(codes), ahead);
+                C::decode(lanes, codes, scale)
+            }
             None => C::decode(lanes, &C::padded(rest), scale),
         };
         for v in 0..4 {
@@ -195,8 +240,8 @@ pub(super) fn decoded<L: Lanes>(lanes: L, job: &Job<'_>, first: usize, out: &mut
                 w: &tile,
                 w_stride: job.lines,
                 rows: count,
-                x: &job.x[x_first * job.lines..],
-                x_stride: job.lines,
+                x: &job.x[x_first * job.stride..],
+                x_stride: job.stride,
                 n,
                 steps: job.lines,
                 sums: &mut *sums,
@@ -212,7 +257,9 @@ pub(super) fn accumulate<L: Lanes>(lanes: L, mut tile: Tile<'_>) {
     let (most_rows, most_x) = L::TILE;
     let mut x = 0;
     while x < tile.n {
-        let t = most_x.min(tile.n - x);
+        // Eight rows are four and four, not six and two: what is left over has too few sums to hide their latency.
+        let left = tile.n - x;
+        let t = left.div_ceil(left.div_ceil(most_x));
         let mut row = 0;
         while row < tile.rows {
             let r = if tile.rows - row >= most_rows { most_rows } else { 1 };
