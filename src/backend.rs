@@ -14,8 +14,11 @@
 //!
 //! Formulas: model description, forward.
 
+pub mod cpu;
 pub mod reference;
 mod tally;
+#[cfg(test)]
+pub(crate) mod tolerances;
 
 use std::ops::Range;
 

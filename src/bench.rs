@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod converting;
+mod kernels;
 mod quantizing;
 mod synthetic;
 
@@ -68,6 +69,13 @@ pub fn convert(options: &Options) -> Result<BenchReport, Faults> {
     let scratch = Scratch::create(&options.directory)?;
     measures.extend(converting::measures(&scratch, options)?);
     Ok(report("convert", threads, measures))
+}
+
+/// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
+pub fn kernels(options: &Options) -> Result<BenchReport, Faults> {
+    let pool = threads::pool(options.threads, &options.directory)?;
+    let measures = pool.install(|| kernels::measures(options.bytes, options.rounds))?;
+    Ok(report("kernels", pool.current_num_threads(), measures))
 }
 
 /// Measures with what they were taken on.
@@ -150,6 +158,7 @@ fn measure(name: &str, seconds: &[f64], bytes: Option<u64>) -> BenchMeasure {
         entries: None,
         weights: None,
         g_weights_per_second: None,
+        gflop_per_second: None,
         cpu_seconds: None,
         g_weights_per_cpu_second: None,
         peak_anonymous_bytes: None,

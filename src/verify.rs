@@ -69,8 +69,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
     let started = Instant::now();
     let kind = ModelKind::of(path)?;
     check_options(path, kind, options)?;
-    let models = 1 + u64::from(options.source.is_some());
-    let prepare = || tokens::prepare(path, models, &options.tokens);
+    let prepare = || tokens::prepare(path, options.source.as_deref(), &options.tokens);
     let prepared = (options.level == Level::Tokens).then(prepare).transpose()?;
     let pool = threads::pool(options.threads, path)?;
     let Levels { mut stages, source, model, same_weights } = match kind {

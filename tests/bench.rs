@@ -38,8 +38,22 @@ fn quantizing_is_measured_with_every_instruction_set() {
 }
 
 #[test]
+fn kernels_are_measured_against_their_limits() {
+    let (code, report) = run_json(&["bench", "kernels", "--size", "1M", "--rounds", "1", "--device", "cpu"], &[]);
+    assert_eq!(code, 0, "{report}");
+    assert_valid("bench", &report);
+    let measures = report["measures"].as_array().unwrap();
+    for format in ["f32", "int8-row", "int4-row", "int4-grouped", "int3-g64", "int2-row", "fp8-e4m3-b128"] {
+        let of_format: Vec<_> =
+            measures.iter().filter(|measure| measure["name"].as_str().unwrap().starts_with(format)).collect();
+        let with = |key: &str| of_format.iter().filter(|measure| measure[key].as_f64() > Some(0.0)).count();
+        assert!(with("gb_per_second") >= 2 && with("gflop_per_second") >= 2 && with("of_limit") >= 3, "{format}");
+    }
+}
+
+#[test]
 fn other_targets_are_refused_by_name() {
-    for target in ["kernels", "decode", "score"] {
+    for target in ["decode", "score"] {
         let output = run(&["bench", target], &[]);
         assert_eq!(output.status.code(), Some(2));
         let text = String::from_utf8(output.stderr).unwrap();

@@ -6,7 +6,7 @@
 mod attention;
 mod linear;
 mod moe;
-mod pointwise;
+pub(in crate::backend) mod pointwise;
 
 use std::ops::Range;
 
@@ -18,6 +18,10 @@ use crate::format::Format;
 use crate::quantize::Decoder;
 use crate::roles::Projection;
 use crate::weights::Matrix;
+
+pub(in crate::backend) use attention::best_positions;
+pub(in crate::backend) use linear::prediction;
+pub(in crate::backend) use moe::choose;
 
 /// The plain backend.
 #[derive(Debug, Default)]
@@ -57,34 +61,34 @@ pub struct Experts(Vec<Expert>);
 /// Activations [n, width], row after row; also what a cache holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
-    width: usize,
-    values: Vec<f32>,
+    pub(in crate::backend) width: usize,
+    pub(in crate::backend) values: Vec<f32>,
 }
 
 impl Rows {
     /// n.
-    fn count(&self) -> usize {
+    pub(in crate::backend) fn count(&self) -> usize {
         self.values.len() / self.width
     }
 
     /// Row `row` [width].
-    fn row(&self, row: usize) -> &[f32] {
+    pub(in crate::backend) fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.width..][..self.width]
     }
 
     /// Row after row.
-    fn iter(&self) -> std::slice::ChunksExact<'_, f32> {
+    pub(in crate::backend) fn iter(&self) -> std::slice::ChunksExact<'_, f32> {
         self.values.chunks_exact(self.width)
     }
 }
 
 /// For each row the chosen experts, best first.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Choice(Vec<Vec<Routed>>);
+pub struct Choice(pub(in crate::backend) Vec<Vec<Routed>>);
 
 /// For each row the chosen positions, ascending.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection(Vec<Vec<usize>>);
+pub struct Selection(pub(in crate::backend) Vec<Vec<usize>>);
 
 /// Decodes a whole matrix; every format without a decoder is refused by its name.
 fn decode(name: &str, matrix: &Matrix) -> Result<Weight> {
@@ -154,16 +158,12 @@ impl Backend for Reference {
 
     fn slice(&self, x: &Rows, rows: Range<usize>, columns: Range<usize>) -> Result<Rows> {
         self.tally.dispatch(Operation::Slice, None);
-        let width = columns.len();
-        let values = rows.flat_map(|row| &x.row(row)[columns.clone()]).copied().collect();
-        Ok(Rows { width, values })
+        Ok(pointwise::slice(x, rows, columns))
     }
 
     fn concat(&self, a: &Rows, b: &Rows) -> Result<Rows> {
         self.tally.dispatch(Operation::Concat, None);
-        assert_eq!(a.count(), b.count(), "rows side by side");
-        let values = a.iter().zip(b.iter()).flat_map(|(a, b)| a.iter().chain(b)).copied().collect();
-        Ok(Rows { width: a.width + b.width, values })
+        Ok(pointwise::concat(a, b))
     }
 
     fn add(&self, x: &mut Rows, y: &Rows) -> Result<()> {

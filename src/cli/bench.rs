@@ -17,7 +17,7 @@ enum Target {
     Convert,
     /// Reading headers, verifying payloads
     Inspect,
-    /// Not available in this version
+    /// Products with stored matrices on the CPU, every format
     Kernels,
     /// Not available in this version
     Decode,
@@ -34,7 +34,8 @@ pub(crate) struct Arguments {
     /// Where to make the containers that are measured; removed afterwards [default: the system's place for such files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Size of the container whose payload is verified, or of the checkpoint that is converted, for one 1G
+    /// Size of the container whose payload is verified, or of the checkpoint that is converted, or of the weights of a
+    /// kernel, for one 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
     size: u64,
     /// Size of the shards of that checkpoint
@@ -52,8 +53,8 @@ pub(crate) struct Arguments {
     /// Threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
-    /// Not available in this version
-    #[arg(long, value_name = "D", hide = true)]
+    /// Of `kernels`, where to compute: cpu
+    #[arg(long, value_name = "D")]
     device: Option<String>,
     #[command(flatten)]
     pub(super) talk: Talk,
@@ -63,7 +64,8 @@ impl Arguments {
     fn later(&self) -> Option<&'static str> {
         match (self.target, &self.device) {
             (None, _) => Some("`coliconv bench` without a target"),
-            (Some(Target::Kernels), _) => Some("`coliconv bench kernels`"),
+            (Some(Target::Kernels), Some(device)) if device != "cpu" => Some("another device than cpu"),
+            (Some(Target::Kernels), _) => None,
             (Some(Target::Decode), _) => Some("`coliconv bench decode`"),
             (Some(Target::Score), _) => Some("`coliconv bench score`"),
             (Some(Target::Inspect | Target::Convert), Some(_)) => Some("--device"),
@@ -88,6 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     };
     let report = match arguments.target {
         Some(Target::Convert) => bench::convert(&options)?,
+        Some(Target::Kernels) => bench::kernels(&options)?,
         _ => bench::inspect(&options, &Meter::new(arguments.talk.quiet))?,
     };
     Ok(if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) })
@@ -107,7 +110,8 @@ fn report_text(report: &BenchReport) -> String {
 }
 
 fn row(measure: &BenchMeasure) -> Vec<String> {
-    let rate = match (measure.gb_per_second, measure.entries, measure.g_weights_per_second) {
+    let flops = measure.gflop_per_second.map(|rate| format!("{rate:.0} GFLOP/s"));
+    let rate = flops.unwrap_or_else(|| match (measure.gb_per_second, measure.entries, measure.g_weights_per_second) {
         (Some(rate), _, _) if measure.g_weights_per_cpu_second.is_some() => {
             let cpu = measure.g_weights_per_cpu_second.unwrap_or_default();
             let peak = measure.peak_anonymous_bytes.map(size::human).unwrap_or_default();
@@ -117,7 +121,7 @@ fn row(measure: &BenchMeasure) -> Vec<String> {
         (_, Some(entries), _) => format!("{:.0} entries/s", entries as f64 / measure.fastest_seconds.max(1e-9)),
         (_, _, Some(rate)) => format!("{rate:.2} G weights/s"),
         (None, None, None) => String::new(),
-    };
+    });
     let limit = match (&measure.limit, measure.of_limit, measure.of_baseline) {
         (Some(limit), Some(share), _) => format!("{:.0} % of {limit}", 100.0 * share),
         (_, _, Some(times)) => format!("{times:.1} × plain"),

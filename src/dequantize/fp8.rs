@@ -15,6 +15,18 @@ static E4M3: [f32; 256] = {
     table
 };
 
+/// Bytes 2 and 3 of the f32 of each e4m3 byte without its sign; bytes 0 and 1 are 0 in all of them.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static E4M3_UPPER: [[u8; 128]; 2] = {
+    let mut bytes = [[0; 128]; 2];
+    let mut byte = 0;
+    while byte < 128 {
+        [_, _, bytes[0][byte], bytes[1][byte]] = decode_e4m3(byte as u8).to_le_bytes();
+        byte += 1;
+    }
+    bytes
+};
+
 /// The value of an e4m3 byte: 1 sign, 4 exponent (bias 7) and 3 mantissa bits.
 ///
 /// 0x7F and 0xFF are NaN, the largest value is 448, the smallest above zero 2^−9. All are exact in f32.

@@ -42,6 +42,8 @@ pub struct BenchMeasure {
     pub weights: Option<u64>,
     /// 10^9 weights a second that one core worked; null without weights.
     pub g_weights_per_second: Option<f64>,
+    /// 10^9 products and sums a second; null where that is not the point.
+    pub gflop_per_second: Option<f64>,
     /// Seconds of all cores together in the round that took the fewest; null where that is not the point.
     pub cpu_seconds: Option<f64>,
     /// 10^9 weights by these seconds.

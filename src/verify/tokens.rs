@@ -1,25 +1,29 @@
 //! Level tokens: what the model computes, against references and against its source.
 //!
-//! Without a reference the model is run along a text of its own. As long as the cpu backend is the plain one there is
-//! nothing independent to compare that with, and the report says so.
+//! Without a reference the plain backend makes some, where it fits into memory: what the CPU's kernels say is compared
+//! with them.
 
 mod entry;
+mod own;
 mod prepare;
 mod source;
 
 use std::path::{Path, PathBuf};
 
 use super::{Stage, counted};
+use crate::backend::cpu::Cpu;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
+use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::io::write_whole;
 use crate::model::Model;
-use crate::model::tokenizer::Tokenizer;
 use crate::progress::Progress;
 use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_drafts, compare, fingerprint, record};
 use crate::report::{VerifyAgreement, VerifyTokens};
 use crate::weights::Weights;
+
+use own::Texts;
 
 pub(super) use prepare::{Prepared, prepare};
 
@@ -27,8 +31,6 @@ pub(super) use prepare::{Prepared, prepare};
 const RECORDED_TOKENS: usize = 48;
 /// Tokens that follow a prompt where no reference is given.
 const OWN_TOKENS: usize = 16;
-/// Beginnings of the model's own texts.
-const PROMPTS: [&str; 3] = ["[gMASK]<sop>The", "[gMASK]<sop>In the beginning", "[gMASK]<sop>a kind of"];
 
 /// What of the token level a user chooses.
 #[derive(Debug, Clone, Default)]
@@ -72,68 +74,153 @@ impl Outcome {
     }
 }
 
-/// Runs a model.
+/// Runs a model on every device that was asked for, one after the other.
 pub(super) fn run(
     subject: &Subject<'_>,
     mut prepared: Prepared,
     options: &TokenOptions,
     progress: &dyn Progress,
 ) -> Result<Outcome, Faults> {
-    let backend = Plain::default();
-    progress.file("loading the model");
-    let model = match Model::load(subject.weights, &backend) {
-        Ok(model) => model,
-        Err(faults) => {
-            let mut outcome = Outcome::default();
-            let findings = faults.into_vec().into_iter().map(|fault| (Severity::Error, fault)).collect();
-            outcome.stage.check("forward", findings, "");
-            outcome.skip("the model does not load", options);
-            return Ok(outcome);
-        }
+    let devices = devices(options);
+    let mut texts = own::given(&prepared);
+    let mut findings = std::mem::take(&mut prepared.warnings);
+    let nothing = match texts.is_empty() {
+        false => None,
+        true => match own::recorded(subject, &prepared, &devices, progress) {
+            Ok(own) => {
+                texts.push(own);
+                None
+            }
+            Err(why) => Some(why),
+        },
     };
-    let directory = subject.weights.directory();
-    let mut level = Level { model: &model, directory, options, outcome: Outcome::default() };
-    level.forward(progress);
-    level.references(&mut prepared, progress);
-    if let Some(source) = subject.source {
-        level.source(source, subject.same_weights, &prepared, progress);
+    let mut distinct: Vec<Device> = Vec::new();
+    devices.iter().for_each(|device| {
+        if !distinct.contains(device) {
+            distinct.push(*device)
+        }
+    });
+    let mut ran = Vec::new();
+    for (number, &device) in distinct.iter().enumerate() {
+        let work = Work { subject, prepared: &prepared, texts: &texts, options, device, first: number == 0 };
+        match work.on(progress)? {
+            Ok(done) => ran.push(done),
+            Err(outcome) => return Ok(outcome),
+        }
     }
-    match &options.write_reference {
-        Some(path) if subject.good => level.write(path, &prepared)?,
-        Some(_) => level.outcome.stage.skip("written", "the checks above failed: nobody should rely on this model"),
-        None => {}
+    let mut outcome = Outcome::default();
+    let forward = ran.iter_mut().flat_map(|ran| std::mem::take(&mut ran.forward.0)).collect();
+    let looked_at: Vec<&str> = ran.iter().map(|ran| &*ran.forward.1).collect();
+    outcome.stage.check("forward", forward, &looked_at.join("; "));
+    match nothing {
+        Some(why) => outcome.stage.skip("tokens", &why),
+        None => {
+            let mut total = Agreement::default();
+            for ran in &mut ran {
+                findings.append(&mut ran.findings);
+                total = ran.compared.iter().fold(total, |total, (_, agreement)| total.and(agreement));
+            }
+            outcome.stage.check("tokens", findings, &entry::summary(&total));
+            let of = |device| ran.iter().find(|ran| ran.device == device).expect("every device ran");
+            for number in 0..ran[0].compared.len() {
+                outcome.tokens.extend(devices.iter().map(|&device| of(device).compared[number].0.clone()));
+            }
+        }
     }
-    Ok(level.outcome)
+    let first = &mut ran[0].outcome;
+    outcome.stage.checks.append(&mut first.stage.checks);
+    outcome.stage.findings.append(&mut first.stage.findings);
+    outcome.agreement = first.agreement.take();
+    Ok(outcome)
+}
+
+/// The devices that were asked for.
+pub(super) fn devices(options: &TokenOptions) -> Vec<Device> {
+    if options.devices.is_empty() { vec![Device::Cpu] } else { options.devices.clone() }
+}
+
+/// What is done on one device.
+struct Work<'a> {
+    subject: &'a Subject<'a>,
+    prepared: &'a Prepared,
+    texts: &'a [Texts],
+    options: &'a TokenOptions,
+    device: Device,
+    /// Whether it is the first: what it says is compared with the source, and written.
+    first: bool,
+}
+
+/// What came of it.
+struct Ran {
+    device: Device,
+    /// Findings, and what was looked at.
+    forward: (Vec<Found>, String),
+    /// Of every text.
+    compared: Vec<(VerifyTokens, Agreement)>,
+    findings: Vec<Found>,
+    /// Checks after these, on the first device.
+    outcome: Outcome,
+}
+
+impl Work<'_> {
+    fn on(&self, progress: &dyn Progress) -> Result<Result<Ran, Outcome>, Faults> {
+        match self.device {
+            Device::Reference => self.with(&Plain::default(), progress),
+            Device::Cpu => self.with(&Cpu::default(), progress),
+        }
+    }
+
+    /// On a backend; where the model does not load, what the level found is that.
+    fn with<B: Backend + Default>(&self, backend: &B, progress: &dyn Progress) -> Result<Result<Ran, Outcome>, Faults> {
+        let (subject, options) = (self.subject, self.options);
+        progress.file("loading the model");
+        let model = match Model::load(subject.weights, backend) {
+            Ok(model) => model,
+            Err(faults) => {
+                let mut outcome = Outcome::default();
+                let findings = faults.into_vec().into_iter().map(|fault| (Severity::Error, fault)).collect();
+                outcome.stage.check("forward", findings, "");
+                outcome.skip("the model does not load", options);
+                return Ok(Err(outcome));
+            }
+        };
+        let directory = subject.weights.directory();
+        let mut level = Level { model: &model, directory, device: self.device, outcome: Outcome::default() };
+        let forward = level.forward(progress);
+        let (compared, findings) = level.references(self.texts, progress);
+        if let Some(source) = subject.source.filter(|_| self.first) {
+            level.source(source, subject.same_weights, self.prepared, progress);
+        }
+        match options.write_reference.as_ref().filter(|_| self.first) {
+            Some(path) if subject.good => level.write(path, self.prepared)?,
+            Some(_) => {
+                level.outcome.stage.skip("written", "the checks above failed: nobody should rely on this model");
+            }
+            None => {}
+        }
+        Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
+    }
 }
 
 struct Level<'a, B: Backend> {
     model: &'a Model<'a, B>,
     directory: PathBuf,
-    options: &'a TokenOptions,
+    device: Device,
     outcome: Outcome,
 }
 
-impl<B: Backend> Level<'_, B> {
-    /// The devices that were asked for.
-    fn devices(&self) -> Vec<Device> {
-        if self.options.devices.is_empty() { vec![Device::Cpu] } else { self.options.devices.clone() }
-    }
-
+impl<B: Backend + Default> Level<'_, B> {
     /// Whether the model says anything: finite logits along a text of its own, and drafts that are of some use.
-    fn forward(&mut self, progress: &dyn Progress) {
+    fn forward(&self, progress: &dyn Progress) -> (Vec<Found>, String) {
         progress.file("running the model");
         let recording = Recording { tokens: OWN_TOKENS, drafts: self.model.has_mtp(), ..Recording::default() };
         let own = match record(self.model, &self.prompts()[0], &recording) {
             Ok(own) => own,
-            Err(fault) => {
-                let found = (Severity::Error, placed(fault, &self.directory));
-                return self.outcome.stage.check("forward", vec![found], "");
-            }
+            Err(fault) => return (vec![(Severity::Error, placed(fault, &self.directory))], String::new()),
         };
-        let (backend, devices) = (self.model.backend().name(), self.devices());
-        let why = if devices.contains(&Device::Cpu) { " (there are no CPU kernels yet)" } else { "" };
-        let once = if devices.len() > 1 { ", once for all devices" } else { "" };
-        let mut looked_at = format!("{OWN_TOKENS} tokens on the {backend} backend{why}{once}; all logits finite");
+        let backend = self.model.backend();
+        let (name, device) = (backend.name(), backend.device());
+        let mut looked_at = format!("{OWN_TOKENS} tokens on the {name} backend ({device}); all logits finite");
         let mut findings = Vec::new();
         if let Some(drafts) = &own.draft_pred {
             let (accepted, proposed) = accepted_drafts(&own, drafts);
@@ -143,47 +230,30 @@ impl<B: Backend> Level<'_, B> {
                 findings.push((Severity::Warning, Fault::new(Place::file(&self.directory), kind)));
             }
         }
-        self.outcome.stage.check("forward", findings, &looked_at);
+        (findings, looked_at)
     }
 
-    /// Beginnings of texts: those that the tokenizer makes of [`PROMPTS`], or some ids without a tokenizer.
+    /// Beginnings of texts.
     fn prompts(&self) -> Vec<Vec<u32>> {
-        let vocab_size = self.model.config().vocab_size;
-        let tokenizer = Tokenizer::load(&self.directory).ok();
-        let encode = |text: &&str| tokenizer.as_ref()?.encode(text).ok().filter(|ids| !ids.is_empty());
-        let known = |ids: &Vec<u32>| ids.iter().all(|&id| u64::from(id) < vocab_size);
-        let prompts: Vec<Vec<u32>> = PROMPTS.iter().filter_map(encode).filter(known).collect();
-        if prompts.len() == PROMPTS.len() {
-            return prompts;
-        }
-        (1..=3u64).map(|n| (0..8).map(|i| (n * (i * i + 7 * i + 1) % vocab_size) as u32).collect()).collect()
+        own::prompts(&self.directory, self.model.config().vocab_size)
     }
 
-    /// Every reference on every device. So far all devices are one backend, so each reference is computed once.
-    fn references(&mut self, prepared: &mut Prepared, progress: &dyn Progress) {
-        if prepared.files.is_empty() {
-            let why = "no --reference, and the cpu backend is the reference backend: nothing to compare with";
-            return self.outcome.stage.skip("tokens", why);
-        }
-        let devices = self.devices();
-        let mut findings = std::mem::take(&mut prepared.warnings);
-        let mut total = Agreement::default();
-        for (path, file) in &prepared.files {
-            progress.file(&path.to_string_lossy());
+    /// Every text on this device.
+    fn references(&self, texts: &[Texts], progress: &dyn Progress) -> (Vec<(VerifyTokens, Agreement)>, Vec<Found>) {
+        let (mut compared, mut findings) = (Vec::new(), Vec::new());
+        for Texts { name, place, file } in texts {
+            progress.file(name);
             let mut dense = None;
             for (number, reference) in file.references.iter().enumerate() {
                 let (agreement, fault) = self.compare(reference);
-                findings.extend(fault.map(|fault| (Severity::Error, placed(fault, path))));
-                findings.extend(entry::disagreements(&agreement, path, number));
+                findings.extend(fault.map(|fault| (Severity::Error, placed(fault, place))));
+                findings.extend(entry::disagreements(&agreement, place, number));
                 dense = dense.or_else(|| self.dense(reference, number));
-                for &device in &devices {
-                    self.outcome.tokens.push(entry::entry(path, number, device, self.model.backend(), &agreement));
-                }
-                total = total.and(&agreement);
+                compared.push((entry::entry(name, number, self.device, self.model.backend(), &agreement), agreement));
             }
-            findings.extend(dense.map(|kind| (Severity::Warning, Fault::new(Place::file(path), kind))));
+            findings.extend(dense.map(|kind| (Severity::Warning, Fault::new(Place::file(place), kind))));
         }
-        self.outcome.stage.check("tokens", findings, &entry::summary(&total));
+        (compared, findings)
     }
 
     /// How far the model agrees with a reference, and why it cannot be compared where it cannot.

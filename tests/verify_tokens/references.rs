@@ -66,7 +66,7 @@ fn assert_agrees(report: &VerifyReport, files: &[PathBuf]) {
         for (number, reference) in file["references"].as_array().unwrap().iter().enumerate() {
             let entry = entries.next().unwrap();
             assert_eq!((Path::new(&entry.reference), entry.number), (path.as_path(), number as u64));
-            assert_eq!((&*entry.device, &*entry.backend, &*entry.mode), ("cpu", "reference", "exact"));
+            assert_eq!((&*entry.device, &*entry.backend, &*entry.mode), ("cpu", "cpu", "exact"));
             assert_eq!(entry.gpu, None);
             let length = |key: &str| reference[key].as_array().map(|list| list.len() as u64);
             let forced = entry.teacher_forced.as_ref().map(|m| (m.matched, m.near_tie, m.total));

@@ -93,17 +93,37 @@ fn every_reference_has_an_entry_for_every_device() {
     let references = (0..6).map(|number| (file.as_path(), number)).chain([(drafts.as_path(), 0)]);
     let each = references.flat_map(|(path, number)| [(path, number, "reference"), (path, number, "cpu")]);
     assert_eq!(found, each.collect::<Vec<_>>());
-    assert!(report.tokens.iter().all(|entry| entry.backend == "reference"));
-    for said in ["there are no CPU kernels yet", "once for all devices"] {
-        assert!(report.checks.iter().any(|check| check.detail.contains(said)), "{said}: {report:#?}");
+    assert!(report.tokens.iter().all(|entry| entry.backend == entry.device));
+    for said in ["on the reference backend", "on the cpu backend"] {
+        assert!(
+            report.checks.iter().any(|check| check.name == "forward" && check.detail.contains(said)),
+            "{report:#?}"
+        );
     }
 }
 
 #[test]
-fn without_a_reference_there_is_nothing_to_compare() {
-    let report = verified(whole().path(), &[]);
+fn without_a_reference_the_reference_backend_makes_some() {
+    let container = whole();
+    let report = verified(container.path(), &[]);
     assert_passes(&report);
-    assert_eq!((status(&report, "tokens"), report.tokens.len()), (CheckStatus::Skipped, 0));
+    assert_eq!(status(&report, "tokens"), CheckStatus::Pass);
+    assert_eq!(report.tokens.len(), 3);
+    for entry in &report.tokens {
+        assert_eq!((&*entry.reference, &*entry.device, &*entry.backend), ("reference backend", "cpu", "cpu"));
+        let (forced, mtp) = (entry.teacher_forced.as_ref().unwrap(), entry.mtp.as_ref().unwrap());
+        assert_eq!((forced.matched, mtp.matched), (forced.total, mtp.total));
+        assert_eq!(entry.greedy.as_ref().map(|m| (m.matched, m.total)), Some((16, 16)));
+        assert!(entry.max_abs_logprob_diff.unwrap() < 1e-4);
+    }
+    // The reference backend with itself, or too large, says nothing.
+    let alone = TokenOptions { devices: vec![Device::Reference], ..TokenOptions::default() };
+    let small = TokenOptions { memory: Some(20 << 20), ..TokenOptions::default() };
+    for tokens in [alone, small] {
+        let report = try_verify(container.path(), &options(tokens)).unwrap_or_else(|faults| panic!("{faults}"));
+        assert_passes(&report);
+        assert_eq!((status(&report, "tokens"), report.tokens.len()), (CheckStatus::Skipped, 0));
+    }
 }
 
 #[test]

@@ -15,20 +15,23 @@ pub fn select(dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Selection {
     );
     let first_position = keys.count() - q.count();
     let of_row = |row: usize| {
-        let positions = first_position + row + 1;
-        if positions <= dsa.topk {
-            return (0..positions).collect();
-        }
-        let q = widened(q.row(row));
-        let mut scored: Vec<(f32, usize)> =
-            (0..positions).map(|t| (score(dsa, &q, weights.row(row), keys.row(t)), t)).collect();
-        // best first, of equals the lowest position
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        let mut chosen: Vec<usize> = scored[..dsa.topk].iter().map(|&(_, t)| t).collect();
-        chosen.sort_unstable();
-        chosen
+        let wide = widened(q.row(row));
+        best_positions(dsa.topk, first_position + row + 1, |t| score(dsa, &wide, weights.row(row), keys.row(t)))
     };
     Selection((0..q.count()).into_par_iter().map(of_row).collect())
+}
+
+/// The `topk` of so many positions with the best scores, ascending.
+pub fn best_positions(topk: usize, positions: usize, score: impl Fn(usize) -> f32) -> Vec<usize> {
+    if positions <= topk {
+        return (0..positions).collect();
+    }
+    let mut scored: Vec<(f32, usize)> = (0..positions).map(|t| (score(t), t)).collect();
+    // best first, of equals the lowest position
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let mut chosen: Vec<usize> = scored[..topk].iter().map(|&(_, t)| t).collect();
+    chosen.sort_unstable();
+    chosen
 }
 
 /// heads^−½ · Σ_h w_h · relu(q_h · k · width^−½), for q [heads · width], w [heads] and k [width].

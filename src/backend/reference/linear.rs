@@ -70,7 +70,7 @@ pub fn predict(head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Vec<Prediction
 }
 
 /// Best and second best of logits [V], and ln Σ exp.
-fn prediction(logits: &[f32], asked: Option<u32>) -> Prediction {
+pub fn prediction(logits: &[f32], asked: Option<u32>) -> Prediction {
     let (mut id, mut logit, mut runner_up) = (0, f32::NEG_INFINITY, f32::NEG_INFINITY);
     for (at, &value) in logits.iter().enumerate() {
         if value > logit {

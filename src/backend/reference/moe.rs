@@ -7,12 +7,16 @@ use crate::backend::{Routed, Routing};
 /// Chooses experts for each row: see [`crate::backend::Backend::route`].
 pub fn route(routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Choice {
     assert_eq!(gate.rows, bias.rows, "experts of a router");
-    let logits = matmul(gate, x);
+    choose(routing, &bias.values, &matmul(gate, x))
+}
+
+/// The same from the router's logits [n, experts].
+pub fn choose(routing: &Routing, bias: &[f32], logits: &Rows) -> Choice {
     let of_row = |logits: &[f32]| {
         // s = sigmoid(router x) [experts]
         let scores: Vec<f32> = logits.iter().map(|&z| (1.0 / (1.0 + (-f64::from(z)).exp())) as f32).collect();
         // s + bias decides, s weighs
-        let mut biased: Vec<f32> = scores.iter().zip(&bias.values).map(|(s, bias)| s + bias).collect();
+        let mut biased: Vec<f32> = scores.iter().zip(bias).map(|(s, bias)| s + bias).collect();
         mask_groups(routing, &mut biased);
         weighted(routing, &scores, &best(&biased, routing.chosen))
     };

@@ -1,7 +1,22 @@
 //! Operations on each row by itself: norms, activation, rotation.
 
+use std::ops::Range;
+
 use super::Rows;
 use crate::backend::{Heads, Rope};
+
+/// Some columns of some rows.
+pub fn slice(x: &Rows, rows: Range<usize>, columns: Range<usize>) -> Rows {
+    let width = columns.len();
+    Rows { width, values: rows.flat_map(|row| &x.row(row)[columns.clone()]).copied().collect() }
+}
+
+/// [a; b]: the columns of `a`, then those of `b`.
+pub fn concat(a: &Rows, b: &Rows) -> Rows {
+    assert_eq!(a.count(), b.count(), "rows side by side");
+    let values = a.iter().zip(b.iter()).flat_map(|(a, b)| a.iter().chain(b)).copied().collect();
+    Rows { width: a.width + b.width, values }
+}
 
 /// x + y, into x.
 pub fn add(x: &mut Rows, y: &Rows) {

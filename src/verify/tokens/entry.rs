@@ -37,14 +37,14 @@ pub(super) fn disagreements(agreement: &Agreement, path: &Path, reference: usize
 
 /// What the report says of one reference on one device.
 pub(super) fn entry<B: Backend>(
-    path: &Path,
+    name: &str,
     number: usize,
     device: Device,
     backend: &B,
     agreement: &Agreement,
 ) -> VerifyTokens {
     VerifyTokens {
-        reference: path.to_string_lossy().into_owned(),
+        reference: name.to_owned(),
         number: number as u64,
         device: <&str>::from(device).to_owned(),
         backend: backend.name().to_owned(),

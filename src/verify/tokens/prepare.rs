@@ -3,18 +3,25 @@
 
 use std::path::{Path, PathBuf};
 
-use super::TokenOptions;
+use super::{TokenOptions, devices};
+use crate::backend::Device;
+use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
-use crate::model::check_memory;
+use crate::header::{Header, StoredTensor};
+use crate::io::{SourceFile, available_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
+use crate::roles::Census;
+use crate::tensor::Dtype;
 
 /// References that were read, with their files.
 #[derive(Default)]
 pub(in crate::verify) struct Prepared {
     pub(super) files: Vec<(PathBuf, ReferenceFile)>,
     pub(super) warnings: Vec<Found>,
+    /// Bytes that the plain backend needs beside what was asked for, and that there are, if those are fewer.
+    pub(super) plain_too_large: Option<(u64, u64)>,
 }
 
 impl Prepared {
@@ -24,8 +31,12 @@ impl Prepared {
     }
 }
 
-/// Reads the references and checks them against the model; `models` of its size are held in memory.
-pub(in crate::verify) fn prepare(directory: &Path, models: u64, options: &TokenOptions) -> Result<Prepared, Faults> {
+/// Reads the references and checks them against the model; the model, and beside it `source`, are held in memory.
+pub(in crate::verify) fn prepare(
+    directory: &Path,
+    source: Option<&Path>,
+    options: &TokenOptions,
+) -> Result<Prepared, Faults> {
     if let Some(path) = &options.write_reference {
         new_file(path)?;
     }
@@ -50,7 +61,7 @@ pub(in crate::verify) fn prepare(directory: &Path, models: u64, options: &TokenO
         let fault = |reference| Fault::new(Place::file(path), FaultKind::ReferenceAnonymous { reference });
         prepared.warnings.extend(anonymous.map(|number| (Severity::Warning, fault(number))));
     }
-    check_memory(directory, &config, models, options.memory)?;
+    prepared.plain_too_large = fits(directory, &config, source, options)?;
     Ok(prepared)
 }
 
@@ -74,4 +85,48 @@ fn check_ids(reference: &Reference, vocab_size: u64, path: &Path) -> Result<()> 
         Some(&id) => Err(Fault::new(Place::file(path), FaultKind::TokenId { id: id.into(), vocab_size })),
         None => Ok(()),
     }
+}
+
+/// Refuses what does not fit, and tells what the plain backend needs where it alone does not.
+fn fits(
+    directory: &Path,
+    config: &Config,
+    source: Option<&Path>,
+    options: &TokenOptions,
+) -> Result<Option<(u64, u64)>> {
+    let plain = plain_bytes(config);
+    let held = |device: &Device| match device {
+        Device::Reference => plain.saturating_mul(1 + u64::from(source.is_some())),
+        Device::Cpu => stored_bytes(directory).saturating_add(source.map_or(0, stored_bytes)),
+    };
+    let needed = devices(options).iter().map(held).max().unwrap_or(0);
+    match options.memory.or_else(available_bytes) {
+        Some(available) if needed > available => {
+            Err(Fault::new(Place::file(directory), FaultKind::ModelTooLarge { needed, available }))
+        }
+        Some(available) if plain > available => Ok(Some((plain, available))),
+        _ => Ok(None),
+    }
+}
+
+/// The plain backend keeps every weight as f32.
+fn plain_bytes(config: &Config) -> u64 {
+    let census = Census::of(config);
+    let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
+    elements.fold(0u64, u64::saturating_add).saturating_mul(4)
+}
+
+/// The CPU keeps weights as they are stored, but for halves, which are widened. What cannot be read is a finding of the
+/// structure.
+fn stored_bytes(directory: &Path) -> u64 {
+    let of_tensor = |tensor: &StoredTensor| match tensor.dtype {
+        Dtype::BF16 | Dtype::F16 => tensor.bytes.saturating_mul(2),
+        _ => tensor.bytes,
+    };
+    let of_file = |name: &String| -> Option<u64> {
+        let header = Header::read(&SourceFile::open(&directory.join(name)).ok()?).ok()?;
+        Some(header.tensors().iter().map(of_tensor).fold(0, u64::saturating_add))
+    };
+    let names = weight_files(directory).unwrap_or_default();
+    names.iter().filter_map(of_file).fold(0, u64::saturating_add)
 }

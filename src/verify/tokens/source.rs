@@ -2,7 +2,6 @@
 
 use super::{Level, OWN_TOKENS, Prepared, placed};
 use crate::backend::Backend;
-use crate::backend::reference::Reference as Plain;
 use crate::error::{Fault, FaultKind, Faults, Place, Severity};
 use crate::model::Model;
 use crate::progress::Progress;
@@ -12,7 +11,7 @@ use crate::weights::Weights;
 /// A text, and what overrides `index_topk` for it.
 type Text = (Vec<u32>, Option<u64>);
 
-impl<B: Backend> Level<'_, B> {
+impl<B: Backend + Default> Level<'_, B> {
     /// How often model and source agree: a report, not a verdict, unless their weights are the same.
     pub(super) fn source(
         &mut self,
@@ -22,7 +21,7 @@ impl<B: Backend> Level<'_, B> {
         progress: &dyn Progress,
     ) {
         progress.file("running the source");
-        let backend = Plain::default();
+        let backend = B::default();
         let compared = Model::load(source, &backend).and_then(|theirs| {
             let exact = same_weights && theirs.has_indexers() == self.model.has_indexers();
             Ok((self.agreement(&theirs, prepared)?, exact))
@@ -51,7 +50,7 @@ impl<B: Backend> Level<'_, B> {
     }
 
     /// Predictions along the texts of the references, or along the source's own.
-    fn agreement(&self, theirs: &Model<'_, Plain>, prepared: &Prepared) -> Result<VerifyAgreement, Faults> {
+    fn agreement(&self, theirs: &Model<'_, B>, prepared: &Prepared) -> Result<VerifyAgreement, Faults> {
         let mut agreement = VerifyAgreement { matched: 0, total: 0, mean_abs_logprob_diff: None };
         let (mut difference, mut counted) = (0.0, 0u64);
         for (text, index_topk) in self.texts(theirs, prepared)? {
@@ -70,7 +69,7 @@ impl<B: Backend> Level<'_, B> {
     }
 
     /// The texts, each once.
-    fn texts(&self, theirs: &Model<'_, Plain>, prepared: &Prepared) -> Result<Vec<Text>, Faults> {
+    fn texts(&self, theirs: &Model<'_, B>, prepared: &Prepared) -> Result<Vec<Text>, Faults> {
         let mut texts: Vec<Text> = Vec::new();
         for text in prepared.references().map(|reference| (reference.full_ids.clone(), reference.index_topk)) {
             if !texts.contains(&text) {

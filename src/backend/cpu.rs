@@ -1,0 +1,283 @@
+//! The CPU with vector instructions: weights stay as they are stored, activations and sums are f32.
+//!
+//! What takes time is in `simd`: products with stored matrices in every format, experts, attention, the scores of an
+//! indexer. Every output is formed in one order, whatever the instruction set, the number of rows that come together, and the
+//! number of threads. Work on each row by itself (norms, rotation, activation) is that of the reference, in f64.
+
+mod attention;
+mod linear;
+mod moe;
+mod simd;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::backend::reference::{self, pointwise};
+use crate::backend::{
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
+};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::isa::Isa;
+use crate::quantize::Decoder;
+use crate::roles::Projection;
+use crate::weights::Matrix;
+use simd::Coding;
+
+pub use reference::{Choice, Rows, Selection};
+
+/// The CPU.
+#[derive(Debug)]
+pub struct Cpu {
+    isa: Isa,
+    tally: Tally,
+}
+
+impl Default for Cpu {
+    /// With the fastest instruction set that this CPU has.
+    fn default() -> Cpu {
+        Cpu::new(Isa::detect())
+    }
+}
+
+impl Cpu {
+    /// With one of the instruction sets that this CPU has.
+    pub fn new(isa: Isa) -> Cpu {
+        Cpu { isa, tally: Tally::default() }
+    }
+}
+
+/// What the CPU can do at best, to measure kernels against.
+impl Cpu {
+    /// Reads bytes on all threads of the pool; the value means nothing.
+    pub fn read_bytes(&self, bytes: &[u8]) -> f32 {
+        bytes.par_chunks(READ_BYTES).map(|bytes| simd::read(self.isa, bytes)).sum()
+    }
+
+    /// About `flops` products and sums in registers, on all threads of the pool: how many there were.
+    pub fn multiply_in_registers(&self, flops: u64) -> u64 {
+        let threads = rayon::current_num_threads() as u64;
+        let steps = flops / threads / simd::FLOPS_PER_STEP;
+        let value: f32 = rayon::broadcast(|_| simd::peak(self.isa, steps)).into_iter().sum();
+        std::hint::black_box(value);
+        steps * threads * simd::FLOPS_PER_STEP
+    }
+}
+
+/// Bytes that a task reads.
+const READ_BYTES: usize = 1 << 18;
+
+/// A matrix [rows, columns] as it is stored; a vector has one column, and its values beside it.
+#[derive(Debug, Clone)]
+pub struct Weight {
+    matrix: Matrix,
+    coding: Coding,
+    row_bytes: usize,
+    row_scales: usize,
+    vector: Vec<f32>,
+}
+
+impl Weight {
+    /// Its bytes: the codes.
+    pub fn codes(&self) -> &[u8] {
+        &self.matrix.codes
+    }
+
+    /// A matrix whose format can be decoded; others are refused by name.
+    fn new(name: &str, matrix: Matrix) -> Result<Weight> {
+        let Some(decoder) = Decoder::new(matrix.format) else {
+            let kind = FaultKind::BackendFormat { backend: "cpu", format: matrix.format };
+            return Err(Fault::new(Place::name(name), kind));
+        };
+        let (row_bytes, row_scales) = (decoder.row_code_bytes(matrix.columns), decoder.row_scales(matrix.columns));
+        let mut vector = Vec::new();
+        if matrix.columns == 1 {
+            vector = vec![0.0; matrix.rows];
+            vector.chunks_exact_mut(1).enumerate().for_each(|(row, out)| matrix.dequantize_row(row, out));
+        }
+        Ok(Weight { coding: Coding::of(matrix.format, matrix.columns), matrix, row_bytes, row_scales, vector })
+    }
+}
+
+/// One routed expert.
+#[derive(Debug, Clone)]
+struct Expert {
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+}
+
+/// The routed experts of a layer.
+#[derive(Debug, Clone)]
+pub struct Experts(Vec<Expert>);
+
+impl Backend for Cpu {
+    type Weight = Weight;
+    type Experts = Experts;
+    type Rows = Rows;
+    type Cache = Rows;
+    type Choice = Choice;
+    type Selection = Selection;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn device(&self) -> String {
+        format!("CPU, {}", self.isa)
+    }
+
+    fn mode(&self) -> Mode {
+        Mode::Exact
+    }
+
+    fn counters(&self) -> Counters {
+        self.tally.counters()
+    }
+
+    fn upload(&self, name: &str, matrix: Matrix) -> Result<Weight> {
+        Weight::new(name, matrix)
+    }
+
+    fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Experts, Faults> {
+        let load = |expert, projection| Weight::new(&source.name(expert, projection), source.load(expert, projection)?);
+        let expert = |expert| -> Result<Expert> {
+            Ok(Expert {
+                gate: load(expert, Projection::Gate)?,
+                up: load(expert, Projection::Up)?,
+                down: load(expert, Projection::Down)?,
+            })
+        };
+        Ok(Experts((0..source.count()).map(expert).collect::<Result<_>>()?))
+    }
+
+    fn write(&self, values: &[f32], width: usize) -> Result<Rows> {
+        assert_eq!(values.len() % width, 0, "{} values are no rows of {width}", values.len());
+        Ok(Rows { width, values: values.to_vec() })
+    }
+
+    fn read(&self, rows: &Rows) -> Result<Vec<f32>> {
+        Ok(rows.values.clone())
+    }
+
+    fn shape(&self, rows: &Rows) -> (usize, usize) {
+        (rows.count(), rows.width)
+    }
+
+    fn slice(&self, x: &Rows, rows: Range<usize>, columns: Range<usize>) -> Result<Rows> {
+        self.tally.dispatch(Operation::Slice, None);
+        Ok(pointwise::slice(x, rows, columns))
+    }
+
+    fn concat(&self, a: &Rows, b: &Rows) -> Result<Rows> {
+        self.tally.dispatch(Operation::Concat, None);
+        Ok(pointwise::concat(a, b))
+    }
+
+    fn add(&self, x: &mut Rows, y: &Rows) -> Result<()> {
+        self.tally.dispatch(Operation::Add, None);
+        pointwise::add(x, y);
+        Ok(())
+    }
+
+    fn embed(&self, table: &Weight, ids: &[u32]) -> Result<Rows> {
+        self.tally.dispatch(Operation::Embed, Some(table.matrix.format));
+        let width = table.matrix.columns;
+        let mut values = vec![0.0; ids.len() * width];
+        for (&id, out) in ids.iter().zip(values.chunks_exact_mut(width)) {
+            table.matrix.dequantize_row(id as usize, out);
+        }
+        Ok(Rows { width, values })
+    }
+
+    fn rms_norm(&self, x: &Rows, weight: &Weight, eps: f64) -> Result<Rows> {
+        self.tally.dispatch(Operation::RmsNorm, Some(weight.matrix.format));
+        Ok(pointwise::rms_norm(x, &weight.vector, eps))
+    }
+
+    fn layer_norm(&self, x: &Rows, weight: &Weight, bias: &Weight, eps: f64) -> Result<Rows> {
+        self.tally.dispatch(Operation::LayerNorm, Some(weight.matrix.format));
+        Ok(pointwise::layer_norm(x, &weight.vector, &bias.vector, eps))
+    }
+
+    fn matmul(&self, weight: &Weight, x: &Rows) -> Result<Rows> {
+        self.tally.dispatch(Operation::Matmul, Some(weight.matrix.format));
+        Ok(linear::matmul(self.isa, weight, x))
+    }
+
+    fn swiglu(&self, gate: &Rows, up: &Rows) -> Result<Rows> {
+        self.tally.dispatch(Operation::Swiglu, None);
+        Ok(pointwise::swiglu(gate, up))
+    }
+
+    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()> {
+        self.tally.dispatch(Operation::Rope, None);
+        pointwise::rope(x, rope, heads, first_position);
+        Ok(())
+    }
+
+    fn cache(&self, width: usize) -> Result<Rows> {
+        Ok(Rows { width, values: Vec::new() })
+    }
+
+    fn cache_len(&self, cache: &Rows) -> usize {
+        cache.count()
+    }
+
+    fn append(&self, cache: &mut Rows, rows: &Rows) -> Result<()> {
+        self.tally.dispatch(Operation::Append, None);
+        assert_eq!(cache.width, rows.width, "width of a cache and of its new rows");
+        cache.values.extend_from_slice(&rows.values);
+        Ok(())
+    }
+
+    fn truncate(&self, cache: &mut Rows, len: usize) {
+        cache.values.truncate(len * cache.width);
+    }
+
+    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Result<Selection> {
+        self.tally.dispatch(Operation::Select, None);
+        Ok(attention::select(self.isa, dsa, q, weights, keys))
+    }
+
+    fn read_selection(&self, selection: &Selection) -> Result<Vec<Vec<usize>>> {
+        Ok(selection.0.clone())
+    }
+
+    fn attention(
+        &self,
+        mla: &Mla,
+        q: &Rows,
+        kv_b: &Weight,
+        cache: &Rows,
+        selection: Option<&Selection>,
+    ) -> Result<Rows> {
+        self.tally.dispatch(Operation::Attention, Some(kv_b.matrix.format));
+        Ok(attention::attention(self.isa, mla, q, kv_b, cache, selection))
+    }
+
+    fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {
+        self.tally.dispatch(Operation::Route, Some(gate.matrix.format));
+        Ok(reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate, x)))
+    }
+
+    fn read_choice(&self, choice: &Choice) -> Result<Vec<Vec<Routed>>> {
+        Ok(choice.0.clone())
+    }
+
+    fn experts(&self, experts: &Experts, choice: &Choice, x: &Rows) -> Result<Rows> {
+        if let Some(Expert { gate, up, down }) = experts.0.first() {
+            let mut formats = vec![gate.matrix.format, up.matrix.format, down.matrix.format];
+            formats.dedup();
+            formats.into_iter().for_each(|format| self.tally.dispatch(Operation::Experts, Some(format)));
+        }
+        Ok(moe::experts(self.isa, experts, choice, x))
+    }
+
+    fn predict(&self, head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
+        self.tally.dispatch(Operation::Predict, Some(head.matrix.format));
+        Ok(linear::predict(self.isa, head, x, asked))
+    }
+}

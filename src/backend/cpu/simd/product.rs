@@ -1,0 +1,325 @@
+//! Products, once for every instruction set and coding.
+
+// Arrays of vectors are indexed by constants: iterators would hide them from the registers.
+#![allow(clippy::needless_range_loop)]
+
+use super::codes::Codes;
+use super::{Job, LANES, Lanes, Line, Tile};
+use crate::quantize::Decoder;
+
+/// Rows of x up to which weights are decoded in registers, again for each weight row.
+const DIRECT_ROWS: usize = 2;
+/// Rows of x whose sums are kept together: a tile is decoded once for so many.
+const MAX_X_ROWS: usize = 96;
+/// Up to so many rows of x a tile is small and stays in the first cache; for more it is used by many.
+const FEW_X_ROWS: usize = 16;
+/// Weight rows of a tile.
+const FEW_TILE_ROWS: usize = 4;
+const MANY_TILE_ROWS: usize = 16;
+/// Chunks of a tile: 1024 columns, so that a few rows of x and of weights stay in the first cache.
+const TILE_CHUNKS: usize = 16;
+/// Lines from one row of a tile to the next: one more, so that rows do not compete for the same places of a cache.
+const TILE_STRIDE: usize = 4 * TILE_CHUNKS + 1;
+
+/// Weight rows `first` on with all rows of x: out [rows, n].
+#[inline(always)]
+pub(super) fn block<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
+    if job.n > DIRECT_ROWS {
+        return tiled::<L, C>(lanes, job, first, out);
+    }
+    let (n, rows) = (job.n, out.len() / job.n);
+    // Eight rows hide the latency of a sum where there are enough registers.
+    let at_once = if L::TILE.0 < 4 { 4 } else { 8 };
+    let whole = rows / at_once * at_once;
+    for row in (0..whole).step_by(at_once) {
+        let (first, out) = (first + row, &mut out[row * n..][..at_once * n]);
+        match (n, at_once) {
+            (1, 8) => direct::<L, C, 8, 1>(lanes, job, first, out),
+            (1, _) => direct::<L, C, 4, 1>(lanes, job, first, out),
+            (_, 8) => {
+                direct::<L, C, 4, 2>(lanes, job, first, &mut out[..8]);
+                direct::<L, C, 4, 2>(lanes, job, first + 4, &mut out[8..]);
+            }
+            _ => {
+                direct::<L, C, 2, 2>(lanes, job, first, &mut out[..4]);
+                direct::<L, C, 2, 2>(lanes, job, first + 2, &mut out[4..]);
+            }
+        }
+    }
+    for row in whole..rows {
+        let out = &mut out[row * n..][..n];
+        match n {
+            1 => direct::<L, C, 1, 1>(lanes, job, first + row, out),
+            _ => direct::<L, C, 1, 2>(lanes, job, first + row, out),
+        }
+    }
+}
+
+/// R weight rows with T rows of x, decoded in registers.
+#[inline(always)]
+fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
+    let mut sums = [[lanes.zero(); T]; R];
+    let mut rows: [&[C::Chunk]; R] = [&[]; R];
+    let mut scales: [&[f32]; R] = [&[]; R];
+    let mut rest: [&[u8]; R] = [&[]; R];
+    for r in 0..R {
+        (rows[r], rest[r]) = C::split(job.codes(first + r));
+        scales[r] = job.scales(first + r);
+    }
+    let mut x: [&[[Line; 4]]; T] = [&[]; T];
+    for t in 0..T {
+        x[t] = job.x_row(t).as_chunks().0;
+    }
+    let (full, per_scale) = (rows[0].len(), job.chunks_per_scale());
+    let ahead = if R * job.row_bytes <= NEAR_BYTES { R * job.row_bytes } else { PREFETCH_BYTES };
+    if C::SCALED && per_scale == 1 {
+        for r in 0..R {
+            rows[r] = &rows[r][..full];
+        }
+        for chunk in 0..full {
+            for r in 0..R {
+                lanes.prefetch(C::bytes(&rows[r][chunk]), ahead);
+                let w = C::decode(lanes, &rows[r][chunk], scales[r][chunk]);
+                for t in 0..T {
+                    sums[r][t] = multiplied(lanes, w, &x[t][chunk], sums[r][t]);
+                }
+            }
+        }
+    } else {
+        let (mut begin, mut group) = (0, 0);
+        while begin < full {
+            let end = full.min(begin.saturating_add(per_scale));
+            let mut scale = [1.0; R];
+            if C::SCALED {
+                for r in 0..R {
+                    scale[r] = scales[r][group];
+                }
+            }
+            for chunk in begin..end {
+                for r in 0..R {
+                    lanes.prefetch(C::bytes(&rows[r][chunk]), ahead);
+                    let w = C::decode(lanes, &rows[r][chunk], scale[r]);
+                    for t in 0..T {
+                        sums[r][t] = multiplied(lanes, w, &x[t][chunk], sums[r][t]);
+                    }
+                }
+            }
+            (begin, group) = (end, group + 1);
+        }
+    }
+    if !rest[0].is_empty() {
+        for r in 0..R {
+            let scale = if C::SCALED { scales[r][full / per_scale] } else { 1.0 };
+            let w = C::decode(lanes, &C::padded(rest[r]), scale);
+            for t in 0..T {
+                sums[r][t] = multiplied(lanes, w, &x[t][full], sums[r][t]);
+            }
+        }
+    }
+    for r in 0..R {
+        for t in 0..T {
+            out[r * T + t] = lanes.sum(sums[r][t]);
+        }
+    }
+}
+
+/// Up to so many bytes of weight rows, what is asked for ahead are the rows that are multiplied next; else
+/// [`PREFETCH_BYTES`] of the same rows.
+const NEAR_BYTES: usize = 64 << 10;
+const PREFETCH_BYTES: usize = 2048;
+
+/// The products of a chunk, added to sums.
+#[inline(always)]
+fn multiplied<L: Lanes>(lanes: L, w: [L::Vector; 4], x: &[Line; 4], mut sums: L::Vector) -> L::Vector {
+    for v in 0..4 {
+        sums = lanes.fma(w[v], lanes.load(&x[v].0), sums);
+    }
+    sums
+}
+
+/// The same for many rows of x: tiles of weights are decoded once for up to [`MAX_X_ROWS`] of them.
+#[inline(always)]
+fn tiled<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
+    let rows = out.len() / job.n;
+    let tile_rows = if job.n <= FEW_X_ROWS { FEW_TILE_ROWS } else { MANY_TILE_ROWS };
+    let x_rows = job.n.min(MAX_X_ROWS);
+    let mut tile = vec![Line::default(); tile_rows * TILE_STRIDE];
+    let mut sums = vec![Line::default(); tile_rows * x_rows];
+    let chunks_of_row = job.lines / 4;
+    for x_first in (0..job.n).step_by(x_rows) {
+        let n = x_rows.min(job.n - x_first);
+        for row in (0..rows).step_by(tile_rows) {
+            let count = tile_rows.min(rows - row);
+            let sums = &mut sums[..count * n];
+            sums.fill(Line::default());
+            for chunk in (0..chunks_of_row).step_by(TILE_CHUNKS) {
+                let chunks = TILE_CHUNKS.min(chunks_of_row - chunk);
+                // The next chunks of these rows; after the last the first of the next rows.
+                let ahead = match chunk + TILE_CHUNKS < chunks_of_row {
+                    true => TILE_CHUNKS * size_of::<C::Chunk>(),
+                    false => tile_rows * job.row_bytes - chunk * size_of::<C::Chunk>(),
+                };
+                for r in 0..count {
+                    let tile = &mut tile[r * TILE_STRIDE..][..chunks * 4];
+                    decode_row::<L, C>(lanes, job, first + row + r, chunk, ahead, tile.as_chunks_mut().0);
+                }
+                let x = &job.x[x_first * job.stride + chunk * 4..];
+                lanes.accumulate(Tile {
+                    w: &tile,
+                    w_stride: TILE_STRIDE,
+                    rows: count,
+                    x,
+                    x_stride: job.stride,
+                    n,
+                    steps: chunks * 4,
+                    sums: &mut *sums,
+                });
+            }
+            write_sums(lanes, sums, n, &mut out[row * job.n + x_first..], job.n);
+        }
+    }
+}
+
+/// Chunks `first_chunk` on of a weight row.
+#[inline(always)]
+fn decode_row<L: Lanes, C: Codes>(
+    lanes: L,
+    job: &Job<'_>,
+    row: usize,
+    first_chunk: usize,
+    ahead: usize,
+    out: &mut [[Line; 4]],
+) {
+    let (codes, rest) = C::split(job.codes(row));
+    let (scales, per_scale) = (job.scales(row), job.chunks_per_scale());
+    for (number, out) in out.iter_mut().enumerate() {
+        let chunk = first_chunk + number;
+        let scale = if C::SCALED { scales[chunk / per_scale] } else { 1.0 };
+        let w = match codes.get(chunk) {
+            Some(codes) => {
+                lanes.prefetch(C::bytes(codes), ahead);
+                C::decode(lanes, codes, scale)
+            }
+            None => C::decode(lanes, &C::padded(rest), scale),
+        };
+        for v in 0..4 {
+            lanes.store(w[v], &mut out[v].0);
+        }
+    }
+}
+
+/// Sums of [rows, n] lines to one value each, `stride` from a weight row to the next.
+#[inline(always)]
+fn write_sums<L: Lanes>(lanes: L, sums: &[Line], n: usize, out: &mut [f32], stride: usize) {
+    for (at, sums) in sums.iter().enumerate() {
+        out[at / n * stride + at % n] = lanes.sum(lanes.load(&sums.0));
+    }
+}
+
+/// Any format, by whole rows that the plain decoder decodes.
+pub(super) fn decoded<L: Lanes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
+    let decoder = Decoder::new(job.matrix.format).expect("checked when the matrix was uploaded");
+    let rows = out.len() / job.n;
+    let x_rows = job.n.min(MAX_X_ROWS);
+    let mut row_values = vec![0.0; job.matrix.columns];
+    let mut tile = vec![Line::default(); FEW_TILE_ROWS * job.lines];
+    let mut sums = vec![Line::default(); FEW_TILE_ROWS * x_rows];
+    for row in (0..rows).step_by(FEW_TILE_ROWS) {
+        let count = FEW_TILE_ROWS.min(rows - row);
+        for r in 0..count {
+            decoder.dequantize_row(job.codes(first + row + r), job.scales(first + row + r), &mut row_values);
+            for (line, values) in tile[r * job.lines..].iter_mut().zip(row_values.chunks(LANES)) {
+                line.0[..values.len()].copy_from_slice(values);
+            }
+        }
+        for x_first in (0..job.n).step_by(x_rows) {
+            let n = x_rows.min(job.n - x_first);
+            let sums = &mut sums[..count * n];
+            sums.fill(Line::default());
+            lanes.accumulate(Tile {
+                w: &tile,
+                w_stride: job.lines,
+                rows: count,
+                x: &job.x[x_first * job.stride..],
+                x_stride: job.stride,
+                n,
+                steps: job.lines,
+                sums: &mut *sums,
+            });
+            write_sums(lanes, sums, n, &mut out[row * job.n + x_first..], job.n);
+        }
+    }
+}
+
+/// Σ w · x for every weight row and row of x of a tile, added to its sums.
+#[inline(always)]
+pub(super) fn accumulate<L: Lanes>(lanes: L, mut tile: Tile<'_>) {
+    let (most_rows, most_x) = L::TILE;
+    let mut x = 0;
+    while x < tile.n {
+        // Eight rows are four and four, not six and two: what is left over has too few sums to hide their latency.
+        let left = tile.n - x;
+        let t = left.div_ceil(left.div_ceil(most_x));
+        let mut row = 0;
+        while row < tile.rows {
+            let r = if tile.rows - row >= most_rows { most_rows } else { 1 };
+            match (r, t) {
+                (4, 6) => micro::<L, 4, 6>(lanes, &mut tile, row, x),
+                (4, 5) => micro::<L, 4, 5>(lanes, &mut tile, row, x),
+                (4, 4) => micro::<L, 4, 4>(lanes, &mut tile, row, x),
+                (4, 3) => micro::<L, 4, 3>(lanes, &mut tile, row, x),
+                (4, 2) => micro::<L, 4, 2>(lanes, &mut tile, row, x),
+                (4, 1) => micro::<L, 4, 1>(lanes, &mut tile, row, x),
+                (2, 3) => micro::<L, 2, 3>(lanes, &mut tile, row, x),
+                (2, 2) => micro::<L, 2, 2>(lanes, &mut tile, row, x),
+                (2, 1) => micro::<L, 2, 1>(lanes, &mut tile, row, x),
+                (1, 6) => micro::<L, 1, 6>(lanes, &mut tile, row, x),
+                (1, 5) => micro::<L, 1, 5>(lanes, &mut tile, row, x),
+                (1, 4) => micro::<L, 1, 4>(lanes, &mut tile, row, x),
+                (1, 3) => micro::<L, 1, 3>(lanes, &mut tile, row, x),
+                (1, 2) => micro::<L, 1, 2>(lanes, &mut tile, row, x),
+                (1, 1) => micro::<L, 1, 1>(lanes, &mut tile, row, x),
+                (r, t) => unreachable!("a tile of {r} × {t}"),
+            }
+            row += r;
+        }
+        x += t;
+    }
+}
+
+/// R weight rows with T rows of x, whose sums stay in registers.
+#[inline(always)]
+fn micro<L: Lanes, const R: usize, const T: usize>(lanes: L, tile: &mut Tile<'_>, row: usize, x: usize) {
+    let steps = tile.steps;
+    let mut w: [&[Line]; R] = [&[]; R];
+    let mut xs: [&[Line]; T] = [&[]; T];
+    for r in 0..R {
+        w[r] = &tile.w[(row + r) * tile.w_stride..][..steps];
+    }
+    for t in 0..T {
+        xs[t] = &tile.x[(x + t) * tile.x_stride..][..steps];
+    }
+    let mut sums = [[lanes.zero(); T]; R];
+    for r in 0..R {
+        for t in 0..T {
+            sums[r][t] = lanes.load(&tile.sums[(row + r) * tile.n + x + t].0);
+        }
+    }
+    for step in 0..steps {
+        let mut values = [lanes.zero(); R];
+        for r in 0..R {
+            values[r] = lanes.load(&w[r][step].0);
+        }
+        for t in 0..T {
+            let x = lanes.load(&xs[t][step].0);
+            for r in 0..R {
+                sums[r][t] = lanes.fma(values[r], x, sums[r][t]);
+            }
+        }
+    }
+    for r in 0..R {
+        for t in 0..T {
+            lanes.store(sums[r][t], &mut tile.sums[(row + r) * tile.n + x + t].0);
+        }
+    }
+}

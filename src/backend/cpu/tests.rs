@@ -1,0 +1,303 @@
+//! Every kernel, instruction set and format against the reference, and against itself in other batches and pools.
+
+use super::*;
+use crate::backend::reference::Reference;
+use crate::backend::tolerances;
+use crate::dequantize::fp8::e4m3;
+use crate::format::Format;
+use crate::quantize::Quantizer;
+
+/// Numbers from −1 to 1, exact in f32.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 - 8_388_608.0) / 8_388_608.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Formats with every kind of kernel, and some without one of their own.
+fn formats() -> Vec<Format> {
+    let grouped = [64, 128, 192, 16, 7, 100_000].map(|group_size| Format::Int4Grouped { group_size });
+    let others = [Format::F32, Format::Int8Row, Format::Int4Row, Format::Int3G64, Format::Int2Row, Format::Fp8E4m3B128];
+    others.into_iter().chain(grouped).collect()
+}
+
+/// A matrix of any codes that a format has.
+fn matrix(format: Format, rows: usize, columns: usize, seed: u64) -> Matrix {
+    let values = numbers(seed, rows * columns);
+    let quantizer = match format {
+        Format::F32 => Quantizer::F32,
+        Format::Int8Row => Quantizer::Int8Row { bits: 8 },
+        Format::Int4Row => Quantizer::Int4Row,
+        Format::Int4Grouped { group_size } => Quantizer::Int4Grouped { group_size: group_size as usize },
+        Format::Int3G64 => Quantizer::Int3G64,
+        Format::Int2Row => Quantizer::Int2Row,
+        _ => {
+            // Every code but NaN.
+            let code = |value: &f32| match value.to_bits() as u8 ^ (value.to_bits() >> 8) as u8 {
+                0x7f => 0x7e,
+                0xff => 0xfe,
+                code => code,
+            };
+            let scales = numbers(seed + 1, rows.div_ceil(128) * columns.div_ceil(128));
+            return Matrix { rows, columns, format, codes: values.iter().map(code).collect(), scales };
+        }
+    };
+    let (bytes, per_row) = (quantizer.row_code_bytes(columns), quantizer.row_scales(columns));
+    let (mut codes, mut scales) = (vec![0; rows * bytes], vec![0.0; rows * per_row]);
+    for (row, values) in values.chunks_exact(columns).enumerate() {
+        quantizer.quantize_row(values, &mut codes[row * bytes..][..bytes], &mut scales[row * per_row..][..per_row]);
+    }
+    Matrix { rows, columns, format, codes, scales }
+}
+
+fn product(backend: &Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    let weight = backend.upload("w", matrix.clone()).unwrap();
+    linear::matmul(backend.isa, &weight, &Rows { width: matrix.columns, values: x.to_vec() }).values
+}
+
+/// Every instruction set computes the same bits, close to the reference, for these rows of x and each of them alone.
+fn check(matrix: &Matrix, n: usize) {
+    let (rows, columns) = (matrix.rows, matrix.columns);
+    let what = format!("{} {rows} × {columns}, {n} rows", matrix.format);
+    let x = numbers(n as u64 + 7, n * columns);
+    let plain = product(&Cpu::new(Isa::Plain), matrix, &x);
+    let reference = Reference::default();
+    let weight = reference.upload("w", matrix.clone()).unwrap();
+    let exact = reference.read(&reference.matmul(&weight, &reference.write(&x, columns).unwrap()).unwrap()).unwrap();
+    let mut decoded = vec![0.0; columns];
+    for row in 0..rows {
+        matrix.dequantize_row(row, &mut decoded);
+        for (token, x) in x.chunks_exact(columns).enumerate() {
+            let terms: f64 = x.iter().zip(&decoded).map(|(x, w)| (f64::from(*x) * f64::from(*w)).abs()).sum();
+            let (found, exact) = (f64::from(plain[token * rows + row]), f64::from(exact[token * rows + row]));
+            assert!((found - exact).abs() <= terms * tolerances::PRODUCT, "{what}: {found}, not {exact} of {terms}");
+        }
+    }
+    for isa in Isa::available() {
+        let backend = Cpu::new(isa);
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&product(&backend, matrix, &x)), bits(&plain), "{what}, {isa}");
+        for token in [0, n / 2, n - 1] {
+            let alone = product(&backend, matrix, &x[token * columns..][..columns]);
+            assert_eq!(bits(&alone), bits(&plain[token * rows..][..rows]), "{what}, {isa}, row {token} alone");
+        }
+    }
+}
+
+#[test]
+fn every_format_at_every_edge_of_a_chunk() {
+    for format in formats() {
+        for columns in [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 200] {
+            check(&matrix(format, 5, columns, columns as u64), 3);
+        }
+    }
+}
+
+#[test]
+fn every_number_of_rows() {
+    for format in formats() {
+        for n in [1, 2, 4, 5, 6, 7, 8, 16, 17, 97, 100] {
+            check(&matrix(format, 7, 130, 5), n);
+        }
+        for rows in [1, 3, 4, 63, 64, 65, 130] {
+            check(&matrix(format, rows, 70, 6), 1);
+            check(&matrix(format, rows, 70, 6), 9);
+        }
+    }
+}
+
+#[test]
+fn the_widths_of_glm() {
+    for format in formats() {
+        for columns in [512, 2048, 6144, 12288, 16384] {
+            check(&matrix(format, 5, columns, 3), 2);
+        }
+        check(&matrix(format, 4, 6144, 3), 18);
+    }
+}
+
+#[test]
+fn threads_change_nothing() {
+    for format in formats() {
+        let (matrix, x) = (matrix(format, 300, 200, 1), numbers(2, 5 * 200));
+        let backend = Cpu::default();
+        let in_pool = |threads| {
+            let pool = crate::threads::pool(threads, std::path::Path::new("")).unwrap();
+            pool.install(|| product(&backend, &matrix, &x))
+        };
+        let one = in_pool(1);
+        assert!(one == in_pool(2) && one == in_pool(3), "{format}");
+    }
+}
+
+#[test]
+fn no_rows_are_no_work() {
+    let matrix = matrix(Format::Int4Row, 3, 64, 1);
+    assert!(product(&Cpu::default(), &matrix, &[]).is_empty());
+}
+
+#[test]
+fn every_e4m3_code_and_what_is_not_finite() {
+    let mut codes: Vec<u8> = (0..=255).collect();
+    codes.retain(|&code| !e4m3(code).is_nan());
+    codes.resize(256, 0);
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    for isa in Isa::available() {
+        let backend = Cpu::new(isa);
+        let matrix = |codes: &[u8], scale| Matrix {
+            rows: 1,
+            columns: 256,
+            format: Format::Fp8E4m3B128,
+            codes: codes.to_vec(),
+            scales: vec![scale, scale],
+        };
+        for (column, &code) in codes.iter().enumerate() {
+            let mut x = vec![0.0; 256];
+            x[column] = 1.0;
+            for scale in [1.0, 1e-3, 3e38, 1e-42] {
+                let expected = e4m3(code) * scale;
+                // An infinite weight meets zeros of x.
+                if expected.is_finite() && codes.iter().all(|&code| (e4m3(code) * scale).is_finite()) {
+                    assert_eq!(product(&backend, &matrix(&codes, scale), &x), [expected], "{isa} {code:#x}");
+                }
+            }
+        }
+        for nan in [0x7f, 0xff] {
+            let mut with_nan = codes.clone();
+            with_nan[77] = nan;
+            let out = product(&backend, &matrix(&with_nan, 1.0), &vec![1.0; 3 * 256]);
+            assert!(out.iter().all(|value| value.is_nan()), "{isa}");
+        }
+        // A row of x that is not finite leaves the others alone.
+        let (good, mut x) = (matrix(&codes, 0.5), numbers(4, 3 * 256));
+        let before = product(&backend, &good, &x);
+        (x[256 + 9], x[256 + 10]) = (f32::NAN, f32::INFINITY);
+        let after = product(&backend, &good, &x);
+        assert!(after[1].is_nan());
+        assert_eq!(bits(vec![after[0], after[2]]), bits(vec![before[0], before[2]]), "{isa}");
+    }
+    for format in formats() {
+        let mut matrix = matrix(format, 2, 70, 9);
+        let at = if format == Format::Fp8E4m3B128 { 0 } else { matrix.scales.len() / 2 };
+        match matrix.scales.get_mut(at) {
+            Some(scale) => *scale = f32::INFINITY,
+            None => matrix.codes[70 * 4..][..4].copy_from_slice(&f32::INFINITY.to_le_bytes()),
+        }
+        for isa in Isa::available() {
+            let out = product(&Cpu::new(isa), &matrix, &numbers(1, 70));
+            assert!(!out[1].is_finite() && (out[0].is_finite() || format == Format::Fp8E4m3B128), "{format} {isa}");
+        }
+    }
+}
+
+#[test]
+fn a_format_without_a_decoder_is_refused_by_name() {
+    for format in [Format::E8Iq3Lattice, Format::Mxfp4, Format::Int4Grouped { group_size: 0 }] {
+        let matrix = Matrix { rows: 1, columns: 4, format, codes: vec![0; 98], scales: vec![1.0] };
+        let message = Cpu::default().upload("w", matrix).unwrap_err().to_string();
+        assert_eq!(message, format!("tensor w: the cpu backend does not compute {format}"));
+    }
+}
+
+/// Attention and its choice of positions on a backend, for the last rows of a cache.
+fn attended<B: Backend>(backend: &B, n: usize, format: Format) -> (Vec<f32>, Vec<Vec<usize>>, Vec<f32>) {
+    let mla = Mla { heads: 3, nope: 5, rope: 4, value: 7, latent: 37 };
+    let dsa = Dsa { heads: 3, width: 18, topk: 9 };
+    let positions = 30;
+    let fill = |width, seed| {
+        let mut cache = backend.cache(width).unwrap();
+        backend.append(&mut cache, &backend.write(&numbers(seed, positions * width), width).unwrap()).unwrap();
+        cache
+    };
+    let rows = |width, seed| {
+        let all = backend.write(&numbers(seed, positions * width), width).unwrap();
+        backend.slice(&all, positions - n..positions, 0..width).unwrap()
+    };
+    let kv_b = backend.upload("kv_b", matrix(format, 3 * 12, 37, 11)).unwrap();
+    let (cache, keys, q) = (fill(41, 1), fill(18, 2), rows(27, 3));
+    let selection = backend.select(&dsa, &rows(54, 4), &rows(3, 5), &keys).unwrap();
+    let dense = backend.attention(&mla, &q, &kv_b, &cache, None).unwrap();
+    let sparse = backend.attention(&mla, &q, &kv_b, &cache, Some(&selection)).unwrap();
+    let chosen = backend.read_selection(&selection).unwrap();
+    (backend.read(&dense).unwrap(), chosen, backend.read(&sparse).unwrap())
+}
+
+#[test]
+fn attention_is_that_of_the_reference_row_by_row() {
+    for format in formats() {
+        let (dense, chosen, sparse) = attended(&Reference::default(), 20, format);
+        let plain = attended(&Cpu::new(Isa::Plain), 20, format);
+        assert_eq!(plain.1, chosen);
+        let largest = dense.iter().chain(&sparse).fold(0.0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in plain.0.iter().chain(&plain.2).zip(dense.iter().chain(&sparse)) {
+            let apart = f64::from((found - expected).abs());
+            assert!(apart <= f64::from(largest) * tolerances::ATTENTION, "{format}: {found}, not {expected}");
+        }
+        for isa in Isa::available() {
+            assert_eq!(attended(&Cpu::new(isa), 20, format), plain, "{format} {isa}");
+            let (dense, chosen, sparse) = attended(&Cpu::new(isa), 3, format);
+            assert!(plain.0.ends_with(&dense) && plain.1.ends_with(&chosen) && plain.2.ends_with(&sparse));
+        }
+    }
+}
+
+/// Experts of a format that are made here.
+struct Made(Format);
+
+impl ExpertSource for Made {
+    fn layer(&self) -> u64 {
+        1
+    }
+
+    fn count(&self) -> usize {
+        6
+    }
+
+    fn name(&self, expert: usize, _projection: Projection) -> String {
+        expert.to_string()
+    }
+
+    fn load(&self, expert: usize, projection: Projection) -> Result<Matrix> {
+        let seed = 3 * expert as u64;
+        Ok(match projection {
+            Projection::Gate => matrix(self.0, 70, 40, seed),
+            Projection::Up => matrix(self.0, 70, 40, seed + 1),
+            Projection::Down => matrix(self.0, 40, 70, seed + 2),
+        })
+    }
+}
+
+/// Rows `rows` of some input through the experts that they choose.
+fn routed<B: Backend>(backend: &B, format: Format, rows: Range<usize>) -> Vec<f32> {
+    let experts = backend.upload_experts(&Made(format)).unwrap();
+    let gate = backend.upload("gate", matrix(Format::F32, 6, 40, 50)).unwrap();
+    let bias = backend.upload("bias", matrix(Format::F32, 6, 1, 51)).unwrap();
+    let routing = Routing { chosen: 2, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
+    let x = backend.write(&numbers(52, 12 * 40), 40).unwrap();
+    let x = backend.slice(&x, rows, 0..40).unwrap();
+    let choice = backend.route(&routing, &gate, &bias, &x).unwrap();
+    backend.read(&backend.experts(&experts, &choice, &x).unwrap()).unwrap()
+}
+
+#[test]
+fn experts_are_those_of_the_reference_row_by_row() {
+    for format in formats() {
+        let exact = routed(&Reference::default(), format, 0..12);
+        let plain = routed(&Cpu::new(Isa::Plain), format, 0..12);
+        let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in plain.iter().zip(&exact) {
+            let apart = f64::from((found - expected).abs());
+            assert!(apart <= f64::from(largest) * tolerances::EXPERTS, "{format}: {found}, not {expected}");
+        }
+        for isa in Isa::available() {
+            let backend = Cpu::new(isa);
+            assert_eq!(routed(&backend, format, 0..12), plain, "{format} {isa}");
+            let in_pieces =
+                [routed(&backend, format, 0..1), routed(&backend, format, 1..5), routed(&backend, format, 5..12)];
+            assert_eq!(in_pieces.concat(), plain, "{format} {isa}");
+        }
+    }
+}
