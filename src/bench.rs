@@ -212,17 +212,19 @@ fn timed<E>(work: impl FnOnce() -> Result<(), E>) -> Result<f64, E> {
 
 /// Reads files from start to end, several at a time.
 fn read_all(files: &[SourceFile]) -> Result<(), Faults> {
-    let read = |file: &SourceFile| -> Result<()> {
-        let mut buffer = vec![0; limits::HASH_READ_BYTES];
-        let mut position = 0;
-        while position < file.bytes() {
-            let step = (file.bytes() - position).min(buffer.len() as u64) as usize;
-            file.read_at(&mut buffer[..step], position)?;
-            position += step as u64;
-        }
-        Ok(())
-    };
+    let read = |file: &SourceFile| read_whole(file, &mut vec![0; limits::HASH_READ_BYTES]);
     files.par_iter().with_max_len(1).try_for_each(read)?;
+    Ok(())
+}
+
+/// Reads a file from start to end, a buffer at a time.
+fn read_whole(file: &SourceFile, buffer: &mut [u8]) -> Result<()> {
+    let mut position = 0;
+    while position < file.bytes() {
+        let step = (file.bytes() - position).min(buffer.len() as u64) as usize;
+        file.read_at(&mut buffer[..step], position)?;
+        position += step as u64;
+    }
     Ok(())
 }
 

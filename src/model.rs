@@ -31,7 +31,7 @@ use embedding::{Embedding, OutputHead};
 use kv_cache::KvCache;
 use layer::DecoderLayer;
 use load::Loader;
-pub use load::check_memory;
+pub use load::{check_memory, plain_bytes};
 use mtp::Mtp;
 
 /// Rows of one pass through the layers; longer texts go in pieces. The results are the same for any number.

@@ -35,7 +35,7 @@ use crate::config::{Config, stop_ids};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{anonymous_bytes, is_same_file};
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{Model, check_memory};
+use crate::model::{Model, check_memory, plain_bytes};
 use crate::part::Part;
 use crate::report::{Finding, ScoreProbes, ScoreReport, Severity};
 use crate::tensor::TensorName;
@@ -114,7 +114,8 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let config = weights(&model).config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
     if !options.finish {
-        check_memory(path, &config, 1 + u64::from(with_baseline_model), options.memory)?;
+        let needed = plain_bytes(&config).saturating_mul(1 + u64::from(with_baseline_model));
+        check_memory(path, needed, options.memory)?;
     }
     let tokenizer = Tokenizer::load(path)?;
     let prefix = encode::prefix(&options.prefix, &tokenizer, &path.join(TOKENIZER_FILE))?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::{Options, Scratch, checkpoint, measure};
+use super::{Options, Scratch, checkpoint, measure, read_whole};
 use crate::checkpoint::weight_files;
 use crate::convert;
 use crate::error::{Fault, Faults, Result};
@@ -99,7 +99,7 @@ impl Round<'_> {
         let output_bytes = if runs.output_bytes > 0 { runs.output_bytes } else { self.planned_bytes()? };
         let shards = self.cold_shards()?;
         let mut buffer = vec![1; limits::HASH_READ_BYTES];
-        timed(&mut runs.read, || shards.iter().try_for_each(|shard| read_all(shard, &mut buffer)))?;
+        timed(&mut runs.read, || shards.iter().try_for_each(|shard| read_whole(shard, &mut buffer)))?;
         let path = self.scratch.path.join("copy");
         timed(&mut runs.write, || plain_write(&path, &buffer, output_bytes))
             .map_err(|e| Fault::io("write the file", &path, e))?;
@@ -117,16 +117,6 @@ fn timed<E>(seconds: &mut Seconds, work: impl FnOnce() -> std::result::Result<()
     work()?;
     seconds.0.push(started.elapsed().as_secs_f64());
     seconds.1.push(process_seconds() - cores);
-    Ok(())
-}
-
-fn read_all(file: &SourceFile, buffer: &mut [u8]) -> Result<()> {
-    let mut position = 0;
-    while position < file.bytes() {
-        let step = (file.bytes() - position).min(buffer.len() as u64) as usize;
-        file.read_at(&mut buffer[..step], position)?;
-        position += step as u64;
-    }
     Ok(())
 }
 

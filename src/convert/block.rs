@@ -171,8 +171,9 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Takes the result of a block.
-    pub(super) fn add(&mut self, file: &PlannedFile, block: &Block, result: BlockResult, stats: &mut Stats) {
+    /// Takes the result of a block, or passes its fault on.
+    pub(super) fn take(&mut self, file: &PlannedFile, block: &Block, made: &mut Made, stats: &mut Stats) -> Result<()> {
+        let result = std::mem::replace(&mut made.result, Ok(BlockResult::default()))?;
         if let Some((count, row, column, value)) = result.non_finite {
             let known = self.non_finite.entry(block.weight);
             known.and_modify(|known| known.0 += count).or_insert((count, row, column, value));
@@ -182,6 +183,7 @@ impl Gathered {
             total.0 += signal;
             total.1 += noise;
         }
+        Ok(())
     }
 
     /// Elements that are not finite are faults, or warnings where they are allowed.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::block::{Block, BlockResult, Buffers, Gathered, Made, Stats, What, blocks, check_unchanged};
+use super::block::{Block, Buffers, Gathered, Made, Stats, What, blocks, check_unchanged};
 use super::consume;
 use super::earlier::Earlier;
 use super::finish::{finish, record_tensors};
@@ -278,16 +278,14 @@ impl Work {
         let (scales, codes) = blocks.split_at(blocks.iter().take_while(|block| block.what != What::Codes).count());
         let mut gathered = Gathered::default();
         let mut write = |block: &Block, made: &mut Made| {
-            let result = std::mem::replace(&mut made.result, Ok(BlockResult::default()))?;
-            gathered.add(file, block, result, stats);
+            gathered.take(file, block, made, stats)?;
             writer.append(&made.bytes)
         };
         self.convert(job, file, &sources, scales, progress, &mut write)?;
         let warnings = gathered.check(&sources, job.options.allowed.non_finite)?;
         let mut gathered = Gathered::default();
         let mut write = |block: &Block, made: &mut Made| {
-            let result = std::mem::replace(&mut made.result, Ok(BlockResult::default()))?;
-            gathered.add(file, block, result, stats);
+            gathered.take(file, block, made, stats)?;
             writer.append(&made.bytes)
         };
         // Hashing binds now, and the disk has time for what will be read next.
@@ -302,11 +300,7 @@ impl Work {
         let mut blocks = blocks(file, &sources, self.block_bytes);
         blocks.retain(|block| block.what != What::Scales);
         let mut gathered = Gathered::default();
-        let mut add = |block: &Block, made: &mut Made| {
-            let result = std::mem::replace(&mut made.result, Ok(BlockResult::default()))?;
-            gathered.add(file, block, result, stats);
-            Ok(())
-        };
+        let mut add = |block: &Block, made: &mut Made| gathered.take(file, block, made, stats);
         self.convert(job, file, &sources, &blocks, progress, &mut add)
     }
 

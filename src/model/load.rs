@@ -10,12 +10,15 @@ use crate::roles::{Census, Pass, Projection};
 use crate::tensor::Shape;
 use crate::weights::{Matrix, Weights};
 
-/// Refuses models that do not fit into memory: the plain backend keeps every weight as f32. `models` of this config are
-/// held at a time, in `memory` bytes, by default what is available.
-pub fn check_memory(directory: &Path, config: &Config, models: u64, memory: Option<u64>) -> Result<()> {
+/// Bytes of a model of this config on the plain backend, which keeps every weight as f32.
+pub fn plain_bytes(config: &Config) -> u64 {
     let census = Census::of(config);
     let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
-    let needed = elements.fold(0u64, u64::saturating_add).saturating_mul(4 * models);
+    elements.fold(0u64, u64::saturating_add).saturating_mul(4)
+}
+
+/// Refuses what needs more than `memory` bytes, by default those that are available.
+pub fn check_memory(directory: &Path, needed: u64, memory: Option<u64>) -> Result<()> {
     match memory.or_else(available_bytes) {
         Some(available) if needed > available => {
             Err(Fault::new(Place::file(directory), FaultKind::ModelTooLarge { needed, available }))

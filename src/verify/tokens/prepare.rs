@@ -11,8 +11,8 @@ use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::header::{Header, StoredTensor};
 use crate::io::{SourceFile, available_bytes};
+use crate::model::{check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
-use crate::roles::Census;
 use crate::tensor::Dtype;
 
 /// References that were read, with their files.
@@ -100,20 +100,9 @@ fn fits(
         Device::Cpu => stored_bytes(directory).saturating_add(source.map_or(0, stored_bytes)),
     };
     let needed = devices(options).iter().map(held).max().unwrap_or(0);
-    match options.memory.or_else(available_bytes) {
-        Some(available) if needed > available => {
-            Err(Fault::new(Place::file(directory), FaultKind::ModelTooLarge { needed, available }))
-        }
-        Some(available) if plain > available => Ok(Some((plain, available))),
-        _ => Ok(None),
-    }
-}
-
-/// The plain backend keeps every weight as f32.
-fn plain_bytes(config: &Config) -> u64 {
-    let census = Census::of(config);
-    let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
-    elements.fold(0u64, u64::saturating_add).saturating_mul(4)
+    let memory = options.memory.or_else(available_bytes);
+    check_memory(directory, needed, memory)?;
+    Ok(memory.filter(|&available| plain > available).map(|available| (plain, available)))
 }
 
 /// The CPU keeps weights as they are stored, but for halves, which are widened. What cannot be read is a finding of the
