@@ -24,7 +24,7 @@ use std::ops::Range;
 
 use crate::error::{Faults, Result};
 use crate::roles::Projection;
-use crate::weights::Matrix;
+use crate::weights::{Located, Matrix};
 
 pub use tally::{Counters, Counts, Operation, Tally};
 
@@ -59,6 +59,10 @@ pub trait ExpertSource {
     fn name(&self, expert: usize, projection: Projection) -> String;
     /// Loads one of an expert's matrices in its stored format; its shape is checked.
     fn load(&self, expert: usize, projection: Projection) -> Result<Matrix>;
+    /// Where one of an expert's matrices is stored, to be read later; its shape is checked. `None` if it is in no file.
+    fn locate(&self, _expert: usize, _projection: Projection) -> Result<Option<Located<'_>>> {
+        Ok(None)
+    }
 }
 
 /// Rotary position embedding of one part of every head.

@@ -20,10 +20,11 @@ use crate::backend::{
     Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::format::Format;
 use crate::isa::Isa;
 use crate::quantize::Decoder;
 use crate::roles::Projection;
-use crate::weights::Matrix;
+use crate::weights::{Matrix, MatrixRef};
 use simd::Coding;
 
 pub use reference::{Choice, Rows, Selection};
@@ -73,9 +74,6 @@ const READ_BYTES: usize = 1 << 18;
 #[derive(Debug, Clone)]
 pub struct Weight {
     matrix: Matrix,
-    coding: Coding,
-    row_bytes: usize,
-    row_scales: usize,
     vector: Vec<f32>,
 }
 
@@ -87,17 +85,43 @@ impl Weight {
 
     /// A matrix whose format can be decoded; others are refused by name.
     fn new(name: &str, matrix: Matrix) -> Result<Weight> {
-        let Some(decoder) = Decoder::new(matrix.format) else {
-            let kind = FaultKind::BackendFormat { backend: "cpu", format: matrix.format };
-            return Err(Fault::new(Place::name(name), kind));
-        };
-        let (row_bytes, row_scales) = (decoder.row_code_bytes(matrix.columns), decoder.row_scales(matrix.columns));
+        computes(name, matrix.format)?;
         let mut vector = Vec::new();
         if matrix.columns == 1 {
             vector = vec![0.0; matrix.rows];
             vector.chunks_exact_mut(1).enumerate().for_each(|(row, out)| matrix.dequantize_row(row, out));
         }
-        Ok(Weight { coding: Coding::of(matrix.format, matrix.columns), matrix, row_bytes, row_scales, vector })
+        Ok(Weight { matrix, vector })
+    }
+
+    fn operand(&self) -> Operand<'_> {
+        Operand::new(self.matrix.view())
+    }
+}
+
+/// Refuses a format that has no decoder.
+fn computes(name: &str, format: Format) -> Result<()> {
+    match Decoder::new(format) {
+        Some(_) => Ok(()),
+        None => Err(Fault::new(Place::name(name), FaultKind::BackendFormat { backend: "cpu", format })),
+    }
+}
+
+/// A matrix to multiply with, wherever its bytes are.
+#[derive(Debug, Clone, Copy)]
+struct Operand<'a> {
+    matrix: MatrixRef<'a>,
+    coding: Coding,
+    row_bytes: usize,
+    row_scales: usize,
+}
+
+impl<'a> Operand<'a> {
+    /// A matrix whose format was looked at by [`computes`].
+    fn new(matrix: MatrixRef<'a>) -> Operand<'a> {
+        let decoder = Decoder::new(matrix.format).expect("checked when the matrix was uploaded");
+        let (row_bytes, row_scales) = (decoder.row_code_bytes(matrix.columns), decoder.row_scales(matrix.columns));
+        Operand { coding: Coding::of(matrix.format, matrix.columns), matrix, row_bytes, row_scales }
     }
 }
 
@@ -204,7 +228,7 @@ impl Backend for Cpu {
 
     fn matmul(&self, weight: &Weight, x: &Rows) -> Result<Rows> {
         self.tally.dispatch(Operation::Matmul, Some(weight.matrix.format));
-        Ok(linear::matmul(self.isa, weight, x))
+        Ok(linear::matmul(self.isa, weight.operand(), x))
     }
 
     fn swiglu(&self, gate: &Rows, up: &Rows) -> Result<Rows> {
@@ -260,7 +284,7 @@ impl Backend for Cpu {
 
     fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {
         self.tally.dispatch(Operation::Route, Some(gate.matrix.format));
-        Ok(reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate, x)))
+        Ok(reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate.operand(), x)))
     }
 
     fn read_choice(&self, choice: &Choice) -> Result<Vec<Vec<Routed>>> {
@@ -278,6 +302,6 @@ impl Backend for Cpu {
 
     fn predict(&self, head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
         self.tally.dispatch(Operation::Predict, Some(head.matrix.format));
-        Ok(linear::predict(self.isa, head, x, asked))
+        Ok(linear::predict(self.isa, head.operand(), x, asked))
     }
 }

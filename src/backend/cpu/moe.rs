@@ -1,7 +1,7 @@
 //! The chosen experts.
 
 use super::linear::{Packed, matmul, packed_matmul};
-use super::{Choice, Expert, Experts, Rows};
+use super::{Choice, Experts, Operand, Rows};
 use crate::backend::Routed;
 use crate::backend::reference::pointwise;
 use crate::isa::Isa;
@@ -20,7 +20,7 @@ pub fn experts(isa: Isa, experts: &Experts, choice: &Choice, x: &Rows) -> Rows {
             continue;
         }
         let gathered = Rows { width: x.width, values: rows.iter().flat_map(|&(row, _)| x.row(row)).copied().collect() };
-        let out = mlp(isa, expert, &gathered);
+        let out = mlp(isa, [&expert.gate, &expert.up, &expert.down].map(super::Weight::operand), &gathered);
         for (&(row, weight), out) in rows.iter().zip(out.iter()) {
             for (sum, &out) in sums[row * x.width..][..x.width].iter_mut().zip(out) {
                 *sum += f64::from(weight) * f64::from(out);
@@ -31,12 +31,12 @@ pub fn experts(isa: Isa, experts: &Experts, choice: &Choice, x: &Rows) -> Rows {
 }
 
 /// down(swiglu(gate x, up x)).
-fn mlp(isa: Isa, expert: &Expert, x: &Rows) -> Rows {
-    let packed = Packed::new(x, expert.gate.coding);
-    let gate = packed_matmul(isa, &expert.gate, &packed);
-    let up = match expert.up.coding == expert.gate.coding {
-        true => packed_matmul(isa, &expert.up, &packed),
-        false => matmul(isa, &expert.up, x),
+fn mlp(isa: Isa, [gate, up, down]: [Operand<'_>; 3], x: &Rows) -> Rows {
+    let packed = Packed::new(x, gate.coding);
+    let gated = packed_matmul(isa, gate, &packed);
+    let up = match up.coding == gate.coding {
+        true => packed_matmul(isa, up, &packed),
+        false => matmul(isa, up, x),
     };
-    matmul(isa, &expert.down, &pointwise::swiglu(&gate, &up))
+    matmul(isa, down, &pointwise::swiglu(&gated, &up))
 }
