@@ -54,6 +54,11 @@ impl SourceFile {
         SourceFile { path: self.path.clone(), file: self.file.clone(), bytes: self.bytes }
     }
 
+    /// Whether both are the same open file: one was made by [`SourceFile::share`] of the other.
+    pub fn is_shared(&self, other: &SourceFile) -> bool {
+        matches!((&self.file, &other.file), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
+    }
+
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path

@@ -70,6 +70,8 @@ pub const DIFF_BLOCK_ELEMENTS: u64 = 1 << 19;
 pub const DIFF_READ_BYTES: usize = 1 << 20;
 /// Bytes of one step of verifying a file: small enough to stay in a core's own cache between reading and hashing.
 pub const VERIFY_READ_BYTES: usize = 256 << 10;
+/// Threads that read experts: as many reads as the disk takes at once before it gets no faster.
+pub const EXPERT_READERS: usize = 4;
 /// Workers that hash files, for each thread: while some wait for the disk, others hash.
 pub const HASH_WORKERS: usize = 4;
 /// Tensors that `diff` prints before it only counts the rest.

@@ -114,8 +114,9 @@ impl<'b, B: Backend> Model<'b, B> {
         let mut x = self.embedding.forward(self.backend, ids)?;
         // The positions that the nearest full indexer before a layer chose; `None` is all.
         let mut selection = None;
-        for (layer, cache) in self.layers.iter().zip(cache.layers_mut()) {
-            x = layer.forward(self.backend, x, cache, index_topk, &mut selection)?;
+        for (number, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
+            let next = self.layers.get(number + 1);
+            x = layer.forward(self.backend, x, cache, index_topk, &mut selection, next)?;
         }
         Ok(x)
     }

@@ -171,6 +171,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::ModelTooLarge { .. } => {
             "--memory raises the limit; `coliconv verify --level payload` needs no model in memory".into()
         }
+        K::ExpertsMemory { .. } => "--memory raises the limit".into(),
         K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
             "the weights, config.json or the format are not those that the reference was made with".into()
         }

@@ -452,6 +452,10 @@ pub enum FaultKind {
     #[error("the model needs {needed} bytes as f32, {available} are available")]
     ModelTooLarge { needed: u64, available: u64 },
     #[error(
+        "routed experts need {needed} bytes of memory to be read one after the other, {available} are left for them"
+    )]
+    ExpertsMemory { needed: u64, available: u64 },
+    #[error(
         "reference {reference}: {equal} of {total} {what} are equal; the first that is not is number {at}: expected {expected}, found {found}"
     )]
     TokensDiffer {

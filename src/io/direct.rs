@@ -118,6 +118,10 @@ impl DirectFile {
         if !read {
             self.file.read_at(&mut buffer[span.place()], span.offset)?;
         }
+        let (expected, found) = (self.file.bytes(), self.file.bytes_now()?);
+        if found < expected {
+            return Err(Fault::new(Place::file(self.file.path()), FaultKind::FileShrank { expected, found }));
+        }
         let (expected, found) = (self.modified_nanoseconds, self.file.modified_now()?);
         if expected != found {
             let kind = FaultKind::SourceChanged { what: "its modification time in nanoseconds", expected, found };
@@ -213,6 +217,9 @@ mod tests {
             File::options().write(true).open(&path).unwrap().set_len(6000).unwrap();
             let shrunk = read(5000, 5000).unwrap_err();
             assert!(matches!(*shrunk.kind, FaultKind::FileShrank { expected: 10_000, found: 6000 }), "{shrunk}");
+            let shrunk = read(0, 100).unwrap_err();
+            assert!(matches!(*shrunk.kind, FaultKind::FileShrank { expected: 10_000, found: 6000 }), "{shrunk}");
+            File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
             let changed = read(0, 100).unwrap_err();
             assert!(matches!(*changed.kind, FaultKind::SourceChanged { .. }), "{changed}");
         }

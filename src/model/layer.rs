@@ -45,7 +45,7 @@ impl<B: Backend> DecoderLayer<B> {
     }
 
     /// x [n, d] → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with
-    /// an indexer of its own replaces it.
+    /// an indexer of its own replaces it. `next` is the layer that follows.
     pub fn forward(
         &self,
         backend: &B,
@@ -53,6 +53,7 @@ impl<B: Backend> DecoderLayer<B> {
         cache: &mut LayerCache<B>,
         index_topk: usize,
         selection: &mut Option<B::Selection>,
+        next: Option<&DecoderLayer<B>>,
     ) -> Result<B::Rows> {
         // x += self_attn(input_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.input_layernorm, self.rms_norm_eps)?;
@@ -60,7 +61,7 @@ impl<B: Backend> DecoderLayer<B> {
         backend.add(&mut x, &attended)?;
         // x += mlp(post_attention_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.post_attention_layernorm, self.rms_norm_eps)?;
-        backend.add(&mut x, &self.mlp.forward(backend, &normalized)?)?;
+        backend.add(&mut x, &self.mlp.forward(backend, &normalized, next.map(|next| &next.mlp))?)?;
         Ok(x)
     }
 }

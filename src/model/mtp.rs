@@ -61,7 +61,7 @@ impl<B: Backend> Mtp<B> {
         let h = backend.rms_norm(h, &self.hnorm, self.rms_norm_eps)?;
         let x = backend.matmul(&self.eh_proj, &backend.concat(&e, &h)?)?;
         // the decoder layer; without an indexer it leaves the selection at none and so attends to all positions
-        self.layer.forward(backend, x, cache, usize::MAX, &mut None)
+        self.layer.forward(backend, x, cache, usize::MAX, &mut None, None)
     }
 
     /// Best ids after each row of [`Mtp::forward`]: x [n, d], `asked [n]`.
