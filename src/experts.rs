@@ -71,11 +71,14 @@ impl Options {
     }
 }
 
-/// At most what a cache needs to keep `count` experts of so many bytes of codes and scales in memory, with what its readers
-/// need; `staged_bytes` are those of an expert that are not used as they are stored.
-pub fn bytes_needed(count: u64, code_bytes: u64, scale_bytes: u64, staged_bytes: u64) -> u64 {
-    let slots = Size::bound(code_bytes, scale_bytes).saturating_mul(count);
-    slots.saturating_add(Size::bound(staged_bytes, 0).saturating_mul(limits::EXPERT_READERS as u64))
+/// At most the memory of an expert of so many bytes of codes and scales.
+pub fn slot_bytes(code_bytes: u64, scale_bytes: u64) -> u64 {
+    Size::bound(code_bytes, scale_bytes)
+}
+
+/// At most what all readers need for experts of which so many bytes are not used as they are stored.
+pub fn staging_bytes(staged_bytes: u64) -> u64 {
+    Size::bound(staged_bytes, 0).saturating_mul(limits::EXPERT_READERS as u64)
 }
 
 /// What threads share.

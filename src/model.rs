@@ -14,6 +14,7 @@ pub mod embedding;
 pub mod kv_cache;
 pub mod layer;
 mod load;
+pub mod memory;
 pub mod mlp;
 pub mod moe_router;
 pub mod mtp;

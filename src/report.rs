@@ -2,6 +2,7 @@
 
 mod bench;
 mod diff;
+mod experts;
 pub mod inspect;
 mod score;
 mod verify;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
+pub use self::experts::Experts;
 pub use self::score::{
     ScoreBaseline, ScoreCheck, ScoreCompared, ScoreDocument, ScoreDrafts, ScoreExcluded, ScoreFlipped, ScoreInput,
     ScoreKlPositions, ScorePaired, ScoreProbe, ScoreProbes, ScoreReport, ScoreRequest, ScoreTask, ScoreTaskDifference,

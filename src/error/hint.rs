@@ -168,10 +168,9 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
         }
         K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
-        K::ModelTooLarge { .. } => {
+        K::ModelTooLarge { .. } | K::MemoryTooSmall { .. } | K::ExpertsMemory { .. } => {
             "--memory raises the limit; `coliconv verify --level payload` needs no model in memory".into()
         }
-        K::ExpertsMemory { .. } => "--memory raises the limit".into(),
         K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
             "the weights, config.json or the format are not those that the reference was made with".into()
         }

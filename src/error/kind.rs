@@ -456,6 +456,11 @@ pub enum FaultKind {
     )]
     ExpertsMemory { needed: u64, available: u64 },
     #[error(
+        "at least {} bytes of memory are needed: {experts} for routed experts, one after the other, and {fixed} for all else; there are {available}",
+        fixed.saturating_add(*experts)
+    )]
+    MemoryTooSmall { fixed: u64, experts: u64, available: u64 },
+    #[error(
         "reference {reference}: {equal} of {total} {what} are equal; the first that is not is number {at}: expected {expected}, found {found}"
     )]
     TokensDiffer {

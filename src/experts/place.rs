@@ -32,7 +32,7 @@ impl Size {
 
     /// At most what matrices of so many bytes of codes and scales in memory take: each may begin and end within a page.
     pub fn bound(code_bytes: u64, scale_bytes: u64) -> u64 {
-        code_bytes + scale_bytes + 13 * PAGE_BYTES as u64
+        code_bytes.saturating_add(scale_bytes).saturating_add(13 * PAGE_BYTES as u64)
     }
 }
 

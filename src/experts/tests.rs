@@ -221,7 +221,8 @@ fn a_budget_below_one_expert_is_refused() {
     );
     assert_eq!(fault.kind.to_string(), expected);
     assert_eq!(fault.place.file.as_deref(), Some(model.directory.path()));
-    assert!(bytes_needed(1, 3 * (ROWS * COLUMNS) as u64, 4 * (2 * ROWS + COLUMNS) as u64, 920) >= size + 4 * staging);
+    let (codes, scales) = (3 * (ROWS * COLUMNS) as u64, 4 * (2 * ROWS + COLUMNS) as u64);
+    assert!(slot_bytes(codes, scales) >= size && staging_bytes(scales) >= staging);
 }
 
 /// Expects the fault of reading an expert, and that others are told the same.
