@@ -56,7 +56,7 @@ pub(super) fn measures(path: &Path, options: &Options, progress: &dyn Progress) 
 fn tokens(container: &Container, needs: &Needs) -> u64 {
     let config = container.config();
     let of_token = needs.experts / config.n_routed_experts.max(1) * config.num_experts_per_tok;
-    (ROUND_BYTES / of_token.max(1)).clamp(2, 16)
+    (ROUND_BYTES / of_token.max(1)).clamp(4, 16)
 }
 
 /// A model, its text so far, and the tokens to come.

@@ -113,6 +113,15 @@ fn assert_is(expert: &Expert<'_>, number: usize) {
 }
 
 #[test]
+fn equal_experts_take_equal_memory() {
+    let model = Model::new(20);
+    let mut files = Files::default();
+    let experts = model.experts();
+    let sizes: Vec<Size> = experts.iter().map(|expert| Place::new(expert, &mut files, true).unwrap().size()).collect();
+    assert!(sizes.iter().all(|size| *size == sizes[0]));
+}
+
+#[test]
 fn an_expert_takes_two_reads() {
     let model = Model::new(3);
     for direct in [false, true] {
