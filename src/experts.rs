@@ -1,9 +1,9 @@
 //! Routed experts on demand: read when they are wanted, kept while there is room.
 //!
 //! A cache has a budget of bytes for everything that it keeps: experts, memory that is free to be used again, and what its
-//! readers need. An expert is read with as few reads as its place in the files allows, usually two (codes and scales of its
-//! three matrices are neighbours in a container), past the system's cache where that is possible, by threads of the
-//! cache's own. Requests are served in the order in which they were made, and before anything that is only likely to be
+//! readers need. What an expert has in the files is usually two ranges (codes and scales of its three matrices are neighbours
+//! in a container). They are read past the system's cache where that is possible, by threads of the cache's own, in pieces at
+//! the same time: the first expert is there as soon as the disk allows, and computing begins. Requests are served in the order in which they were made, and before anything that is only likely to be
 //! wanted.
 //!
 //! What is computed never depends on the cache: whoever asks gets the same bytes, sooner or later.
@@ -58,7 +58,7 @@ pub struct Counters {
 pub struct Options {
     /// Most bytes that it may keep.
     pub budget_bytes: u64,
-    /// Threads that read.
+    /// Experts that are read at the same time.
     pub readers: usize,
     /// Whether to read past the system's cache, where that is possible.
     pub direct: bool,
@@ -152,10 +152,14 @@ impl ExpertCache {
 
     fn start_readers(&self) -> Result<()> {
         let mut readers = self.readers.lock().expect("no thread panics with the readers");
+        if !readers.is_empty() {
+            return Ok(());
+        }
+        let pool = Arc::new(crate::threads::pool(limits::EXPERT_READ_THREADS, std::path::Path::new("experts"))?);
         while readers.len() < self.options.readers.max(1) {
-            let shared = self.shared.clone();
+            let (shared, pool) = (self.shared.clone(), pool.clone());
             let thread = std::thread::Builder::new().name("experts".to_owned());
-            let started = thread.spawn(move || read(&shared));
+            let started = thread.spawn(move || read(&shared, &pool));
             let fault = |e: std::io::Error| Fault::new(At::default(), FaultKind::Threads { message: e.to_string() });
             readers.push(started.map_err(fault)?);
         }
@@ -176,7 +180,7 @@ impl Drop for ExpertCache {
 }
 
 /// What a reader does.
-fn read(shared: &Shared) {
+fn read(shared: &Shared, pool: &rayon::ThreadPool) {
     let mut staging = PageBuffer::default();
     let mut state = shared.lock();
     loop {
@@ -189,7 +193,7 @@ fn read(shared: &Shared) {
         };
         drop(state);
         let guard = Alive(shared);
-        let read = job.place.read(&mut job.slot, &mut staging);
+        let read = job.place.read(&mut job.slot, &mut staging, pool);
         std::mem::forget(guard);
         state = shared.lock();
         state.finish(job, read);

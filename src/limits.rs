@@ -70,8 +70,12 @@ pub const DIFF_BLOCK_ELEMENTS: u64 = 1 << 19;
 pub const DIFF_READ_BYTES: usize = 1 << 20;
 /// Bytes of one step of verifying a file: small enough to stay in a core's own cache between reading and hashing.
 pub const VERIFY_READ_BYTES: usize = 256 << 10;
-/// Threads that read experts: as many reads as the disk takes at once before it gets no faster.
-pub const EXPERT_READERS: usize = 4;
+/// Experts that are read at the same time: with one the next is there soonest, and less is read ahead in vain.
+pub const EXPERT_READERS: usize = 1;
+/// Pieces of an expert that are read at the same time: more make the disk no faster.
+pub const EXPERT_READ_THREADS: usize = 4;
+/// Bytes of such a piece: whole pages.
+pub const EXPERT_READ_BYTES: usize = 4 << 20;
 /// Workers that hash files, for each thread: while some wait for the disk, others hash.
 pub const HASH_WORKERS: usize = 4;
 /// Tensors that `diff` prints before it only counts the rest.

@@ -141,7 +141,7 @@ fn from_disk(
     let read = disk.iter().map(|(_, read)| read).max().copied();
     let disk: Vec<f64> = disk.iter().map(|(seconds, _)| *seconds).collect();
     let what = if spans.iter().all(|(file, _)| file.is_direct()) { "past the cache" } else { "through the cache" };
-    let limit = measure(&format!("read experts, {} threads, {what}", limits::EXPERT_READERS), &disk, read);
+    let limit = measure(&format!("read experts, {} threads, {what}", limits::EXPERT_READ_THREADS), &disk, read);
     let of_rounds = since(counters(&cpu), first);
     let name = format!("decode, experts from the disk, {tokens} tokens");
     let mut decoding = measure(&name, &decode, Some(bytes / rounds as u64));
@@ -167,8 +167,8 @@ fn from_memory(
     let mut decoder = Decoder::new(&model)?;
     progress.file("loading experts");
     let config = container.config();
-    let all = config.sparse_layers.iter().filter(|sparse| **sparse).count() as u64 * config.n_routed_experts;
-    while counters(&cpu).reads < 2 * all && decoder.cache.len() < POSITIONS as usize / 4 {
+    let stored: u64 = spans(container)?.iter().map(|(_, span)| span.bytes as u64).sum();
+    while counters(&cpu).bytes_read < stored && decoder.cache.len() < POSITIONS as usize / 4 {
         decoder.run(1)?;
     }
     let bytes_of_token = dense_bytes(container)? + needs.experts / config.n_routed_experts * config.num_experts_per_tok;
@@ -260,7 +260,7 @@ impl Plain<'_> {
             chosen.push(range);
         }
         let longest = self.spans.iter().map(|(_, span)| span.bytes).max().unwrap_or(0) + 2 * 4096;
-        let mut buffers: Vec<PageBuffer> = (0..limits::EXPERT_READERS).map(|_| PageBuffer::new(longest)).collect();
+        let mut buffers: Vec<PageBuffer> = (0..limits::EXPERT_READ_THREADS).map(|_| PageBuffer::new(longest)).collect();
         // Memory that was touched before is what the cache reads into as well.
         buffers.iter_mut().for_each(|buffer| buffer.bytes_mut().fill(1));
         let queue = Mutex::new(chosen);

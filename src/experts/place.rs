@@ -3,10 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
 use crate::dequantize::{ScaleDtype, SourceDtype};
 use crate::error::{Fault, FaultKind, Place as At, Result};
 use crate::format::Format;
 use crate::io::{DirectFile, PageBuffer, SourceFile, Span};
+use crate::limits;
 use crate::tensor::TensorName;
 use crate::weights::{Extent, Located, MatrixRef, widen};
 
@@ -54,20 +58,49 @@ struct Read {
     tensors: Vec<(TensorName, u64)>,
 }
 
-impl Read {
-    fn read(&self, buffer: &mut [u8]) -> Result<()> {
-        self.file.read(&self.span, buffer).map_err(|fault| {
-            let file_bytes = match *fault.kind {
-                FaultKind::FileShrank { found, .. } => found,
-                _ => 0,
+/// A part of a read, with the memory that it fills.
+struct Piece<'a> {
+    read: &'a Read,
+    span: Span,
+    buffer: &'a mut [u8],
+}
+
+impl Piece<'_> {
+    fn read(&mut self) -> Result<()> {
+        self.read.file.read(&self.span, self.buffer).map_err(|fault| {
+            // The tensor that the file ends within; of other faults the one that the piece begins in.
+            let after = match *fault.kind {
+                FaultKind::FileShrank { found, .. } if found > self.read.span.offset => found,
+                _ => self.span.offset,
             };
-            // The tensor that the file ends within; of other faults the first.
-            let number = self.tensors.iter().position(|(_, end)| *end > file_bytes).unwrap_or(0);
-            let offset = if number == 0 { self.span.offset } else { self.tensors[number - 1].1 };
-            let name = &self.tensors[number].0;
+            let tensors = &self.read.tensors;
+            let number = tensors.iter().position(|(_, end)| *end > after).unwrap_or(0);
+            let offset = if number == 0 { self.read.span.offset } else { tensors[number - 1].1 };
+            let name = &tensors[number].0;
             Fault { place: At { tensor: Some(name.clone()), offset: Some(offset), ..fault.place }, kind: fault.kind }
         })
     }
+}
+
+/// Reads in pieces of whole pages, each with its own part of the buffer.
+fn pieces<'a>(reads: &'a [Read], mut buffer: &'a mut [u8]) -> Vec<Piece<'a>> {
+    let (mut pieces, mut position) = (Vec::new(), 0);
+    for read in reads {
+        let Span { offset, bytes, at } = read.span;
+        let (_, rest) = std::mem::take(&mut buffer).split_at_mut(at - position);
+        let (pages, rest) = rest.split_at_mut(read.span.end() - at);
+        (buffer, position) = (rest, read.span.end());
+        let first_page = offset - offset % PAGE_BYTES as u64;
+        for (number, buffer) in pages.chunks_mut(limits::EXPERT_READ_BYTES).enumerate() {
+            let page = first_page + (number * limits::EXPERT_READ_BYTES) as u64;
+            let (begin, end) = (offset.max(page), (offset + bytes as u64).min(page + buffer.len() as u64));
+            if begin < end {
+                let span = Span { offset: begin, bytes: (end - begin) as usize, at: 0 };
+                pieces.push(Piece { read, span, buffer });
+            }
+        }
+    }
+    pieces
 }
 
 /// What becomes of staged bytes.
@@ -81,7 +114,7 @@ enum Decoded {
 
 /// One matrix in a slot.
 #[derive(Debug)]
-struct Piece {
+struct Stored {
     rows: usize,
     columns: usize,
     format: Format,
@@ -98,7 +131,7 @@ pub(super) struct Place {
     staged: Vec<Read>,
     /// Ranges of that buffer, and what becomes of them.
     decoded: Vec<(Range<usize>, Decoded)>,
-    matrices: [Piece; 3],
+    matrices: [Stored; 3],
     size: Size,
     staging_bytes: usize,
 }
@@ -159,7 +192,7 @@ impl Place {
         let mut ranges = code_ranges.into_iter().zip(scale_ranges);
         let matrices = matrices.each_ref().map(|matrix| {
             let (codes, scales) = ranges.next().expect("ranges for each");
-            Piece { rows: matrix.rows, columns: matrix.columns, format: matrix.format, codes, scales }
+            Stored { rows: matrix.rows, columns: matrix.columns, format: matrix.format, codes, scales }
         });
         let size = Size { code_bytes, scales };
         Ok(Place { reads, staged, decoded, matrices, size, staging_bytes })
@@ -180,19 +213,25 @@ impl Place {
         self.matrices.each_ref().map(|matrix| matrix.format)
     }
 
-    /// How many reads it takes, and of how many bytes.
-    pub fn cost(&self) -> (u64, u64) {
-        let reads = || self.reads.iter().chain(&self.staged);
-        (reads().count() as u64, reads().map(|read| read.span.bytes as u64).sum())
+    /// Bytes that are read.
+    pub fn stored_bytes(&self) -> u64 {
+        self.reads.iter().chain(&self.staged).map(|read| read.span.bytes as u64).sum()
     }
 
-    /// Reads the expert; `staging` grows to what is needed.
-    pub fn read(&self, slot: &mut Slot, staging: &mut PageBuffer) -> Result<()> {
+    /// Reads the expert, in pieces at the same time on the threads of `pool`; `staging` grows to what is needed. Tells how
+    /// many pieces there were.
+    pub fn read(&self, slot: &mut Slot, staging: &mut PageBuffer, pool: &ThreadPool) -> Result<u64> {
         if staging.len() < self.staging_bytes {
             *staging = PageBuffer::new(self.staging_bytes);
         }
-        self.reads.iter().try_for_each(|read| read.read(slot.codes.bytes_mut()))?;
-        self.staged.iter().try_for_each(|read| read.read(staging.bytes_mut()))?;
+        let mut pieces = self::pieces(&self.reads, slot.codes.bytes_mut());
+        pieces.extend(self::pieces(&self.staged, staging.bytes_mut()));
+        let count = pieces.len() as u64;
+        if self.stored_bytes() <= limits::EXPERT_READ_BYTES as u64 {
+            pieces.iter_mut().try_for_each(Piece::read)?;
+        } else {
+            pool.install(|| pieces.par_iter_mut().with_max_len(1).try_for_each(Piece::read))?;
+        }
         slot.scales.clear();
         for (range, decoded) in &self.decoded {
             let staged = &staging.bytes()[range.clone()];
@@ -201,17 +240,17 @@ impl Place {
                 Decoded::Widened(raw, range) => widen(*raw, staged, &mut slot.codes.bytes_mut()[range.clone()]),
             }
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Gate, up and down projection in a slot that was read.
     pub fn matrices<'s>(&self, slot: &'s Slot) -> [MatrixRef<'s>; 3] {
-        self.matrices.each_ref().map(|piece| MatrixRef {
-            rows: piece.rows,
-            columns: piece.columns,
-            format: piece.format,
-            codes: &slot.codes.bytes()[piece.codes.clone()],
-            scales: &slot.scales[piece.scales.clone()],
+        self.matrices.each_ref().map(|stored| MatrixRef {
+            rows: stored.rows,
+            columns: stored.columns,
+            format: stored.format,
+            codes: &slot.codes.bytes()[stored.codes.clone()],
+            scales: &slot.scales[stored.scales.clone()],
         })
     }
 }

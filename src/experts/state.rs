@@ -280,15 +280,14 @@ impl State {
         Job { index, place: entry.place.clone(), slot }
     }
 
-    /// Takes what was read, or why it could not be.
-    pub fn finish(&mut self, job: Job, read: Result<()>) {
+    /// Takes what was read, and in how many reads, or why it could not be.
+    pub fn finish(&mut self, job: Job, read: Result<u64>) {
         let Job { index, place, slot } = job;
-        let (reads, bytes) = place.cost();
         self.entries[index].reads += 1;
         match read {
-            Ok(()) => {
+            Ok(reads) => {
                 self.counters.reads += reads;
-                self.counters.bytes_read += bytes;
+                self.counters.bytes_read += place.stored_bytes();
                 self.entries[index].status = Status::Ready(Arc::new(slot));
             }
             Err(fault) => {

@@ -140,6 +140,40 @@ fn an_expert_takes_two_reads() {
 }
 
 #[test]
+fn large_experts_are_read_in_pieces() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("a");
+    let (rows, columns) = (700, 9001);
+    let bytes: Vec<u8> = (0..3 * rows * columns + 99).map(|at| (at * 7 >> 5) as u8).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let file = SourceFile::open(&path).unwrap();
+    let matrix = |number: usize| Located {
+        rows,
+        columns,
+        format: Format::Int8Row,
+        codes: Extent {
+            file: &file,
+            name: number.to_string().into(),
+            offset: (99 + number * rows * columns) as u64,
+            bytes: (rows * columns) as u64,
+        },
+        raw: SourceDtype::F32,
+        scales: None,
+    };
+    for direct in [false, true] {
+        let options = Options { direct, ..Options::within(1 << 30) };
+        let cache = Arc::new(ExpertCache::new(options));
+        let layer = cache.add_layer(&[[matrix(0), matrix(1), matrix(2)]]).unwrap();
+        let expert = layer.request(&[0]).next().unwrap().unwrap();
+        for (number, found) in expert.matrices().into_iter().enumerate() {
+            assert!(found.codes == &bytes[99 + number * rows * columns..][..rows * columns], "{number}, {direct}");
+        }
+        assert_eq!(cache.counters().reads, 5);
+        assert_eq!(cache.counters().bytes_read, (3 * rows * columns) as u64);
+    }
+}
+
+#[test]
 fn halves_are_widened_and_other_scales_decoded() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("a");
