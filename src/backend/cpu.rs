@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use crate::backend::reference::{self, pointwise};
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::isa::Isa;
@@ -212,9 +212,9 @@ impl Backend for Cpu {
         Ok(pointwise::swiglu(gate, up))
     }
 
-    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()> {
+    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) -> Result<()> {
         self.tally.dispatch(Operation::Rope, None);
-        pointwise::rope(x, rope, heads, first_position);
+        pointwise::rope(x, rope, heads, positions);
         Ok(())
     }
 
@@ -237,9 +237,9 @@ impl Backend for Cpu {
         cache.values.truncate(len * cache.width);
     }
 
-    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Result<Selection> {
+    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Result<Selection> {
         self.tally.dispatch(Operation::Select, None);
-        Ok(attention::select(self.isa, dsa, q, weights, keys))
+        Ok(attention::select(self.isa, dsa, q, weights, keys, places))
     }
 
     fn read_selection(&self, selection: &Selection) -> Result<Vec<Vec<usize>>> {
@@ -252,10 +252,11 @@ impl Backend for Cpu {
         q: &Rows,
         kv_b: &Weight,
         cache: &Rows,
+        places: &Places,
         selection: Option<&Selection>,
     ) -> Result<Rows> {
         self.tally.dispatch(Operation::Attention, Some(kv_b.matrix.format));
-        Ok(attention::attention(self.isa, mla, q, kv_b, cache, selection))
+        Ok(attention::attention(self.isa, mla, q, kv_b, cache, places, selection))
     }
 
     fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {

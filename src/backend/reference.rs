@@ -11,7 +11,7 @@ pub(in crate::backend) mod pointwise;
 use std::ops::Range;
 
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::Format;
@@ -198,9 +198,9 @@ impl Backend for Reference {
         Ok(pointwise::swiglu(gate, up))
     }
 
-    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()> {
+    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) -> Result<()> {
         self.tally.dispatch(Operation::Rope, None);
-        pointwise::rope(x, rope, heads, first_position);
+        pointwise::rope(x, rope, heads, positions);
         Ok(())
     }
 
@@ -223,9 +223,9 @@ impl Backend for Reference {
         cache.values.truncate(len * cache.width);
     }
 
-    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Result<Selection> {
+    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Result<Selection> {
         self.tally.dispatch(Operation::Select, None);
-        Ok(attention::select(dsa, q, weights, keys))
+        Ok(attention::select(dsa, q, weights, keys, places))
     }
 
     fn read_selection(&self, selection: &Selection) -> Result<Vec<Vec<usize>>> {
@@ -238,10 +238,11 @@ impl Backend for Reference {
         q: &Rows,
         kv_b: &Weight,
         cache: &Rows,
+        places: &Places,
         selection: Option<&Selection>,
     ) -> Result<Rows> {
         self.tally.dispatch(Operation::Attention, Some(kv_b.format));
-        Ok(attention::attention(mla, q, kv_b, cache, selection))
+        Ok(attention::attention(mla, q, kv_b, cache, places, selection))
     }
 
     fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {

@@ -1,7 +1,7 @@
 //! The indexer of DeepSeek sparse attention: which earlier positions a token looks at.
 
 use super::load::Loader;
-use crate::backend::{Backend, Dsa, Heads, Rope};
+use crate::backend::{Backend, Dsa, Heads, Places, Rope};
 use crate::error::Result;
 
 /// eps of the keys' LayerNorm, fixed in transformers.
@@ -34,36 +34,37 @@ impl<B: Backend> DsaIndexer<B> {
         })
     }
 
-    /// Adds the keys of x [n, d] to `keys` and chooses for each row, with its c_q [n, q_lora_rank], the `topk` positions it
-    /// looks at. `None` is all of them: no row has more than `topk` yet.
+    /// Adds the keys of x [n, d] to `keys` and chooses for each row, with its c_q [n, q_lora_rank], the `topk` rows it
+    /// looks at. `None` is all of them: no row sees more than `topk` yet.
     pub fn select(
         &self,
         backend: &B,
         x: &B::Rows,
         c_q: &B::Rows,
         keys: &mut B::Cache,
+        places: &Places,
         rope: &Rope,
         topk: usize,
     ) -> Result<Option<B::Selection>> {
-        let first_position = backend.cache_len(keys);
+        let positions = places.positions();
         // The first dimensions of queries and keys are turned, the others are not.
         let heads = Heads { width: self.width, rope_at: 0 };
         // k = k_norm(wk x) [n, width]
         let (weight, bias) = &self.k_norm;
         let mut k = backend.layer_norm(&backend.matmul(&self.wk, x)?, weight, bias, KEY_NORM_EPS)?;
-        backend.rope(&mut k, rope, heads, first_position)?;
+        backend.rope(&mut k, rope, heads, &positions)?;
         backend.append(keys, &k)?;
-        if backend.cache_len(keys) <= topk {
+        if places.most_seen() <= topk {
             return Ok(None);
         }
         // q = wq_b c_q [n, heads · width]
         let mut q = backend.matmul(&self.wq_b, c_q)?;
-        backend.rope(&mut q, rope, heads, first_position)?;
+        backend.rope(&mut q, rope, heads, &positions)?;
         // w = weights_proj x [n, heads]
         let w = backend.matmul(&self.weights_proj, x)?;
         // score_t = heads^−½ · Σ_h w_h · relu(q_h · k_t · width^−½)
         let dsa = Dsa { heads: self.heads, width: self.width, topk };
-        Ok(Some(backend.select(&dsa, &q, &w, keys)?))
+        Ok(Some(backend.select(&dsa, &q, &w, keys, places)?))
     }
 }
 
@@ -90,7 +91,7 @@ mod tests {
         let c_q = backend.write(&vec![0.0; q_lora_rank], q_lora_rank).unwrap();
         let mut keys = backend.cache(indexer.width).unwrap();
         let rope = Rope { frequencies: vec![1.0; 3] };
-        assert!(indexer.select(&backend, &x, &c_q, &mut keys, &rope, 4).unwrap().is_none());
+        assert!(indexer.select(&backend, &x, &c_q, &mut keys, &Places::after(0, 1), &rope, 4).unwrap().is_none());
         assert_close(&backend.read(&keys).unwrap(), &blocks()["index_key"]);
     }
 }
