@@ -189,6 +189,8 @@ pub trait Backend: Sync {
     fn shape(&self, rows: &Self::Rows) -> (usize, usize);
     /// Some columns of some rows.
     fn slice(&self, x: &Self::Rows, rows: Range<usize>, columns: Range<usize>) -> Result<Self::Rows>;
+    /// Some rows [m, w], in the order of their numbers.
+    fn take(&self, x: &Self::Rows, rows: &[usize]) -> Result<Self::Rows>;
     /// [a; b]: the columns of `a`, then those of `b`.
     fn concat(&self, a: &Self::Rows, b: &Self::Rows) -> Result<Self::Rows>;
     /// x + y, into x.

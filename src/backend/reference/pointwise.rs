@@ -11,6 +11,11 @@ pub fn slice(x: &Rows, rows: Range<usize>, columns: Range<usize>) -> Rows {
     Rows { width, values: rows.flat_map(|row| &x.row(row)[columns.clone()]).copied().collect() }
 }
 
+/// Some rows, in the order of their numbers.
+pub fn take(x: &Rows, rows: &[usize]) -> Rows {
+    Rows { width: x.width, values: rows.iter().flat_map(|&row| x.row(row)).copied().collect() }
+}
+
 /// [a; b]: the columns of `a`, then those of `b`.
 pub fn concat(a: &Rows, b: &Rows) -> Rows {
     assert_eq!(a.count(), b.count(), "rows side by side");
