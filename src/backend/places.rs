@@ -34,8 +34,8 @@ impl Places {
     /// The `rows` rows that follow all `first` rows of a cache.
     pub fn after(first: usize, rows: usize) -> Places {
         let mut places = Places::new(first);
-        let whole: &[Range<usize>] = if first == 0 { &[] } else { &[0..first] };
-        places.add(rows, whole);
+        let whole = 0..first;
+        places.add(rows, if first == 0 { &[] } else { std::slice::from_ref(&whole) });
         places
     }
 
@@ -124,7 +124,7 @@ mod tests {
         let mut places = Places::new(4);
         // A text of its own, a way on from rows 0 and 1, and a way on from what the first run added.
         places.add(2, &[]);
-        places.add(1, &[0..2]);
+        places.add(1, &[0..1, 1..2]);
         places.add(2, &[0..1, 3..4, 4..5]);
         assert_eq!(places.positions(), [0, 1, 2, 3, 4]);
         assert_eq!(all_seen(&places), [vec![4], vec![4, 5], vec![0, 1, 6], vec![0, 3, 4, 7], vec![0, 3, 4, 7, 8]]);

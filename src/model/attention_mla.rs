@@ -36,6 +36,7 @@ pub struct AttentionMla<B: Backend> {
 impl<B: Backend> AttentionMla<B> {
     pub(super) fn load(loader: &Loader<'_, B>, layer: u64, indexer: bool) -> Result<AttentionMla<B>> {
         let weight = |part: &str| loader.weight(&format!("model.layers.{layer}.self_attn.{part}.weight"));
+        let rope = rope(loader.config());
         Ok(AttentionMla {
             q_a_proj: weight("q_a_proj")?,
             q_a_layernorm: weight("q_a_layernorm")?,
@@ -44,9 +45,9 @@ impl<B: Backend> AttentionMla<B> {
             kv_a_layernorm: weight("kv_a_layernorm")?,
             kv_b_proj: weight("kv_b_proj")?,
             o_proj: weight("o_proj")?,
-            indexer: indexer.then(|| DsaIndexer::load(loader, layer)).transpose()?,
+            indexer: indexer.then(|| DsaIndexer::load(loader, layer, rope.clone())).transpose()?,
             mla: mla(loader.config()),
-            rope: rope(loader.config()),
+            rope,
         })
     }
 
@@ -76,7 +77,7 @@ impl<B: Backend> AttentionMla<B> {
         backend.append(&mut cache.kv, &backend.concat(&c_kv, &k_rope)?)?;
         // positions to look at: a full layer chooses, a shared one looks where the last full one did
         if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys) {
-            *selection = indexer.select(backend, x, &c_q, keys, places, &self.rope, index_topk)?;
+            *selection = indexer.select(backend, x, &c_q, keys, places, index_topk)?;
         }
         // softmax(q · k) v [n, H · value]
         let context = backend.attention(&self.mla, &q, &self.kv_b_proj, &cache.kv, places, selection.as_ref())?;

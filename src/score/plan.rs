@@ -150,7 +150,8 @@ mod tests {
         let texts = [text(&[1, 2, 3, 4, 5], 3), text(&[1, 2, 3, 9], 3), text(&[1, 2, 3, 4, 6, 7], 3), text(&[8, 9], 1)];
         let plan = Plan::new(&[], &texts);
         assert_eq!(plan.ids, [1, 2, 3, 4, 6, 8]);
-        assert_eq!(plan.runs, [(4, vec![]), (1, vec![0..4]), (1, vec![])]);
+        let whole = std::iter::once(0..4).collect();
+        assert_eq!(plan.runs, [(4, vec![]), (1, whole), (1, vec![])]);
         let ask = |text, at, id| Ask { text, at, id };
         assert_eq!(plan.asks[2], [ask(0, 0, 4), ask(1, 0, 9), ask(2, 0, 4)]);
         assert_eq!(plan.asks[3], [ask(0, 1, 5), ask(2, 1, 6)]);
