@@ -19,6 +19,9 @@ use crate::model::sampler::{Sampler, Sampling};
 use crate::report::{GenerateReport, GenerateStop};
 use crate::score::encode::PrefixChoice;
 
+/// No model takes more: config.json could not say so.
+const MAX_TOKENS: usize = 1 << 32;
+
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["prompt", "prompt_ids"])))]
@@ -29,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The ids to continue, for one 2040,2042,257; nothing is put before them
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     prompt_ids: Option<String>,
     /// The prompt is what a user says: the model's chat template writes it out
     #[arg(long)]
@@ -41,19 +44,19 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "auto|none|TEXT")]
     prefix: Option<String>,
     /// Most tokens of the text [default: 256, or what the model's context has left]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
     max_tokens: Option<String>,
     /// Draw tokens at random, with logits divided by T; 0 takes the best one each time [default: 0]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_hyphen_values = true)]
     temperature: Option<String>,
     /// With --temperature: draw only among the most probable tokens that reach this probability together [default: 1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_hyphen_values = true)]
     top_p: Option<String>,
     /// With --temperature: other seeds draw other tokens [default: 0]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Let the MTP head draft up to N tokens that the model then verifies together; the text is the same
-    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, default_value = "0", hide_default_value = true)]
     draft: String,
     /// Go on when the text repeats itself
     #[arg(long)]
@@ -96,8 +99,8 @@ impl Arguments {
             return wrong("--mode", "exact or fast", &self.mode);
         }
         let max_tokens = self.max_tokens.as_deref().map(|text| match text.parse() {
-            Ok(count @ 1..) => Ok(count),
-            _ => wrong("--max-tokens", "a number above 0", text),
+            Ok(count @ 1..=MAX_TOKENS) => Ok(count),
+            _ => wrong("--max-tokens", "a number from 1 to 4294967296", text),
         });
         let drafts = match self.draft.parse() {
             Ok(drafts) if drafts <= limits::MAX_DRAFTS => drafts,

@@ -103,6 +103,10 @@ impl ChatTemplate {
         let template = environment.template_from_named_str(KEY, &self.source);
         let rendered = template.and_then(|template| template.render_captured_to(context, &mut text).map(drop));
         rendered.map_err(|error| self.fault(&error))?;
+        if text.0.is_empty() {
+            let kind = FaultKind::ChatTemplate { line: None, message: "it writes nothing".to_owned() };
+            return Err(Fault::new(Place::file(&self.path), kind));
+        }
         Ok(String::from_utf8(text.0).expect("a template writes text"))
     }
 
@@ -188,6 +192,7 @@ mod tests {
         assert_eq!(rendered(&both).unwrap(), "file <e>");
         let named = r#"{"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(rendered(&[(TOKENIZER_CONFIG_FILE, named)]).unwrap(), "d");
+        assert_eq!(of("{# #}").unwrap_err(), "M/chat_template.jinja: the chat template fails: it writes nothing");
     }
 
     #[test]

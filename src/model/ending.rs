@@ -3,7 +3,7 @@
 /// A text that ends with so many times the same is a repetition.
 const REPEATS: usize = 3;
 /// Longest period that is looked for, in tokens.
-pub const MAX_PERIOD: usize = 21;
+pub const MAX_PERIOD: usize = 256;
 /// A repetition that makes up at least so many tokens ends a text: three equal signs are no fault.
 const MIN_REPEATED: usize = 24;
 
