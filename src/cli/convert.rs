@@ -248,7 +248,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         return Ok(code);
     }
     job.check_space()?;
-    let verification = arguments.verify.then(|| Verification::of(&job)).transpose()?;
+    let verification = arguments.verify.then(|| Verification::of(&job, None)).transpose()?;
     let told = job.warnings().len();
     warn(job.warnings());
     let plan = plan_text(arguments, &job);

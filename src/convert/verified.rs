@@ -21,8 +21,9 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// That of a conversion that is about to begin. What would not fit into memory is refused now, not after hours.
-    pub fn of(job: &Job) -> Result<Verification> {
+    /// That of a conversion that is about to begin. What would not fit into `memory` bytes, by default those that are
+    /// available, is refused now, not after hours.
+    pub fn of(job: &Job, memory: Option<u64>) -> Result<Verification> {
         let mut shards = job.plan.files.iter().flat_map(|file| &file.needs);
         let is_gone = job.options.follow.is_none() && shards.any(|shard| job.source.is_deferred(shard));
         let source = (!job.options.consume && !is_gone).then(|| job.source.directory.clone());
@@ -32,7 +33,7 @@ impl Verification {
         let container_bytes = written.map(|file| file.layout.bytes).sum::<u64>() + stored_bytes(&container);
         let source_bytes = source.as_deref().map_or(0, |source| stored_bytes(source).max(job.plan.source_bytes));
         let needed = container_bytes.saturating_add(source_bytes);
-        match available_bytes() {
+        match memory.or_else(available_bytes) {
             Some(available) if needed > available => {
                 Err(Fault::new(Place::file(container), FaultKind::VerifyTooLarge { needed, available }))
             }

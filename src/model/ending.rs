@@ -1,11 +1,11 @@
 //! When a generated text ends.
 
 /// A text that ends with so many times the same is a repetition.
-const REPEATS: usize = 3;
+pub const REPEATS: usize = 3;
 /// Longest period that is looked for, in tokens.
 pub const MAX_PERIOD: usize = 256;
 /// A repetition that makes up at least so many tokens ends a text: three equal signs are no fault.
-const MIN_REPEATED: usize = 24;
+pub const MIN_REPEATED: usize = 24;
 
 /// Why a text ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]

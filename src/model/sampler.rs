@@ -28,7 +28,7 @@ pub enum Sampler {
 }
 
 impl Sampler {
-    /// The tokens after each row of [`Model::forward`]: x [n, d] → [n]. The first would be token `number` of the text that
+    /// The tokens after each row of [`Model::forward`]: x [n, d] → `[n]`. The first would be token `number` of the text that
     /// is generated, from 0.
     pub fn choose<B: Backend>(&self, model: &Model<'_, B>, x: &B::Rows, number: usize) -> Result<Vec<u32>> {
         let (rows, _) = model.backend().shape(x);
@@ -57,8 +57,9 @@ impl Sampling {
         if !largest.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
             return None;
         }
-        let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-        ids.sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        let mut ids: Vec<u64> = logits.iter().zip(0..).map(|(&logit, id)| key(logit, id)).collect();
+        ids.sort_unstable();
+        let ids: Vec<u32> = ids.into_iter().map(|key| key as u32).collect();
         // exp((logit − largest) / temperature), added up
         let mut sum = 0.0;
         let sums: Vec<f64> = ids
@@ -75,6 +76,14 @@ impl Sampling {
         let drawn = sums[..kept].partition_point(|&reached| reached <= at);
         Some(ids[drawn.min(kept - 1)])
     }
+}
+
+/// A number that is less for a larger logit, and of equal logits for a lower id, which are its lowest bits.
+fn key(logit: f32, id: u32) -> u64 {
+    // −0 is 0. The bits of positive numbers grow with the numbers, those of negative ones the other way.
+    let bits = (logit + 0.0).to_bits();
+    let descending = if bits >> 31 == 0 { !bits ^ (1 << 31) } else { bits };
+    u64::from(descending) << 32 | u64::from(id)
 }
 
 /// Number `number`, from 0, of the random numbers that belong to a seed: 0 ≤ u < 1, a multiple of 2^−53.
@@ -173,6 +182,18 @@ mod tests {
         assert_eq!(drawn(0.26), [0, 1]);
         assert_eq!(drawn(0.75), [0, 1, 2]);
         assert_eq!(drawn(1.0), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn keys_are_in_order() {
+        let mut keys = Vec::new();
+        let logits =
+            [f32::MAX, 2.5, 1.0, f32::MIN_POSITIVE, 1e-45, 0.0, -1e-45, -1.0, -2.5, f32::MIN, f32::NEG_INFINITY];
+        for logit in logits {
+            keys.extend([key(logit, 0), key(logit, 7), key(logit, u32::MAX)]);
+        }
+        assert!(keys.is_sorted() && keys.windows(2).all(|pair| pair[0] != pair[1]));
+        assert_eq!(key(-0.0, 3), key(0.0, 3));
     }
 
     #[test]
