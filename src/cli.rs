@@ -6,6 +6,7 @@
 mod bench;
 mod convert;
 mod diff;
+mod generate;
 mod inspect;
 mod progress;
 mod score;
@@ -42,6 +43,8 @@ enum Command {
     Diff(diff::Arguments),
     /// Prove that a container is whole and made from its source
     Verify(verify::Arguments),
+    /// Continue a prompt: text, chat or token ids
+    Generate(Box<generate::Arguments>),
     /// Score tasks and texts, and compare with the source
     Score(Box<score::Arguments>),
     /// Measure how fast this machine does the work
@@ -53,8 +56,6 @@ enum Command {
 /// Commands that are planned: refused by name until they are there.
 #[derive(Debug, Subcommand)]
 enum Later {
-    /// Not available in this version
-    Generate(Anything),
     /// Not available in this version
     Repair(Anything),
     /// Not available in this version
@@ -78,7 +79,6 @@ struct Anything {
 impl Later {
     fn name(&self) -> &'static str {
         match self {
-            Later::Generate(_) => "`coliconv generate`",
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
             Later::Publish(_) => "`coliconv publish`",
@@ -110,6 +110,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(arguments) => ended(arguments.talk, inspect::run(&arguments)),
         Command::Diff(arguments) => ended(arguments.talk, diff::run(&arguments)),
         Command::Verify(arguments) => ended(arguments.talk, verify::run(&arguments)),
+        Command::Generate(arguments) => ended(arguments.talk, generate::run(&arguments)),
         Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
         Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),

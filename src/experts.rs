@@ -132,10 +132,10 @@ impl ExpertCache {
         let places: Vec<Place> =
             experts.iter().map(|expert| Place::new(expert, &mut files, direct)).collect::<Result<_>>()?;
         let formats = places.first().map(Place::formats);
-        let staging = places.iter().map(Place::staging_bytes).max().unwrap_or(0) as u64;
+        let staging = places.iter().map(Place::staging_bytes).max().unwrap_or(0);
         let largest = places.iter().map(|place| place.size().bytes()).max().unwrap_or(0);
         let mut state = self.shared.lock();
-        state.reserved = state.reserved.max(Size::bound(staging, 0) * self.options.readers as u64);
+        state.reserved = state.reserved.max(Size::of_buffer(staging) * self.options.readers as u64);
         let (needed, budget) = (largest + state.reserved, self.options.budget_bytes);
         if needed > budget {
             let kind = FaultKind::ExpertsMemory { needed, available: budget };

@@ -25,6 +25,7 @@ pub mod diff;
 pub mod error;
 pub mod experts;
 pub mod format;
+pub mod generate;
 pub mod header;
 pub mod inspect;
 pub mod io;

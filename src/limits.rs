@@ -84,7 +84,22 @@ pub const MAX_PRINTED_TENSORS: usize = 20;
 pub const MAX_ROW_BYTES: u64 = 16 << 20;
 /// Most choices of one question.
 pub const MAX_CHOICES: usize = 256;
-/// Rows whose logits are looked at together: [32, vocab_size] f32 values, 20 MB for GLM-5.2.
-pub const LOGIT_ROWS: usize = 32;
+/// Rows whose logits are looked at together: [64, vocab_size] f32 values, 40 MB for GLM-5.2.
+pub const LOGIT_ROWS: usize = 64;
+/// Tokens that go through the layers together when rows are scored.
+pub const BATCH_ROWS: usize = 512;
+/// Tokens of rows that wait until they are scored together; texts of one row have much in common, and that goes through
+/// the layers once.
+pub const WAITING_TOKENS: usize = 2048;
+/// Rows that wait until they are scored together.
+pub const WAITING_ROWS: usize = 512;
+/// Largest prompt, in bytes.
+pub const MAX_PROMPT_BYTES: u64 = 16 << 20;
+/// Largest chat template, or tokenizer_config.json that holds one, in bytes; GLM-5.2's has about 5 KB.
+pub const MAX_TEMPLATE_BYTES: u64 = 16 << 20;
+/// Most steps of rendering a chat template; that of GLM-5.2 takes a few hundred for one message.
+pub const MAX_TEMPLATE_STEPS: u64 = 1 << 20;
+/// Most tokens that are drafted before each verification.
+pub const MAX_DRAFTS: usize = 16;
 /// Most parts of a run.
 pub const MAX_PARTS: usize = 1 << 16;

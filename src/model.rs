@@ -8,9 +8,12 @@
 //! Shapes: [n, w] are n rows, one a token, of w values; d is `hidden_size`, V is `vocab_size`.
 
 pub mod attention_mla;
+pub mod chat;
+pub mod detokenize;
 pub mod drafting;
 pub mod dsa_indexer;
 pub mod embedding;
+pub mod ending;
 pub mod kv_cache;
 pub mod layer;
 mod load;
@@ -18,11 +21,12 @@ pub mod memory;
 pub mod mlp;
 pub mod moe_router;
 pub mod mtp;
+pub mod sampler;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tokenizer;
 
-use crate::backend::{Backend, Prediction};
+use crate::backend::{Backend, Places, Prediction};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::roles::Pass;
@@ -32,7 +36,7 @@ use embedding::{Embedding, OutputHead};
 use kv_cache::KvCache;
 use layer::DecoderLayer;
 use load::Loader;
-pub use load::{check_memory, plain_bytes};
+pub use load::{check_memory, plain_bytes, stored_bytes};
 use mtp::Mtp;
 
 /// Rows of one pass through the layers; longer texts go in pieces. The results are the same for any number.
@@ -99,9 +103,19 @@ impl<'b, B: Backend> Model<'b, B> {
     ///
     /// On an error the cache is what it was before.
     pub fn forward(&self, cache: &mut KvCache<B>, ids: &[u32]) -> Result<B::Rows> {
+        let places = Places::after(cache.len(), ids.len());
+        self.forward_at(cache, ids, &places)
+    }
+
+    /// Runs tokens of one or several texts through all layers, each at its place: the residual stream after the last layer
+    /// [n, d], without the final norm. The cache keeps them in this order.
+    ///
+    /// On an error the cache is what it was before.
+    pub fn forward_at(&self, cache: &mut KvCache<B>, ids: &[u32], places: &Places) -> Result<B::Rows> {
         self.check_ids(ids)?;
         let before = cache.len();
-        let rows = self.through_layers(cache, ids);
+        assert_eq!((places.first(), places.rows()), (before, ids.len()), "places of tokens");
+        let rows = self.through_layers(cache, ids, places);
         match &rows {
             Ok(_) => cache.set_len(before + ids.len()),
             Err(_) => cache.truncate(self.backend, before),
@@ -109,15 +123,15 @@ impl<'b, B: Backend> Model<'b, B> {
         rows
     }
 
-    fn through_layers(&self, cache: &mut KvCache<B>, ids: &[u32]) -> Result<B::Rows> {
+    fn through_layers(&self, cache: &mut KvCache<B>, ids: &[u32], places: &Places) -> Result<B::Rows> {
         let index_topk = cache.index_topk();
         // x = embed(ids) [n, d]
         let mut x = self.embedding.forward(self.backend, ids)?;
         // The positions that the nearest full indexer before a layer chose; `None` is all.
         let mut selection = None;
         for (number, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
-            let next = self.layers.get(number + 1);
-            x = layer.forward(self.backend, x, cache, index_topk, &mut selection, next)?;
+            let pass = layer::Pass { places, index_topk, next: self.layers.get(number + 1) };
+            x = layer.forward(self.backend, x, cache, &pass, &mut selection)?;
         }
         Ok(x)
     }

@@ -3,6 +3,7 @@
 mod bench;
 mod diff;
 mod experts;
+mod generate;
 pub mod inspect;
 mod score;
 mod verify;
@@ -13,10 +14,11 @@ use serde::{Deserialize, Serialize};
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
 pub use self::experts::Experts;
+pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
 pub use self::score::{
     ScoreBaseline, ScoreCheck, ScoreCompared, ScoreDocument, ScoreDrafts, ScoreExcluded, ScoreFlipped, ScoreInput,
-    ScoreKlPositions, ScorePaired, ScoreProbe, ScoreProbes, ScoreReport, ScoreRequest, ScoreTask, ScoreTaskDifference,
-    ScoreText, ScoreTextDifference,
+    ScoreKlPositions, ScorePaired, ScoreProbe, ScoreProbes, ScoreReport, ScoreRequest, ScoreShares, ScoreTask,
+    ScoreTaskDifference, ScoreText, ScoreTextDifference,
 };
 pub use self::verify::{
     CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyGpu, VerifyGreedy,
@@ -115,6 +117,9 @@ pub struct ConvertReport {
     /// The source files that were removed; with `--consume`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub consumed: Vec<String>,
+    /// What was found wrong with the container, or not; with `--verify`, unless other parts are missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<Box<VerifyReport>>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,
 }

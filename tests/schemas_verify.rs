@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coliconv::report::{BenchDocument, DiffDocument, ScoreDocument, VerifyDocument};
+use coliconv::report::{BenchDocument, DiffDocument, GenerateDocument, ScoreDocument, VerifyDocument};
 use schemars::{JsonSchema, schema_for};
 
 fn check<T: JsonSchema>(name: &str) {
@@ -19,6 +19,7 @@ fn check<T: JsonSchema>(name: &str) {
 #[test]
 fn schemas_are_those_of_the_reports() {
     check::<DiffDocument>("diff");
+    check::<GenerateDocument>("generate");
     check::<ScoreDocument>("score");
     check::<VerifyDocument>("verify");
     check::<BenchDocument>("bench");

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 
 use crate::backend::reference::{self, pointwise};
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::experts::{self, ExpertCache, ExpertLayer};
@@ -257,6 +257,11 @@ impl Backend for Cpu {
         Ok(pointwise::slice(x, rows, columns))
     }
 
+    fn take(&self, x: &Rows, rows: &[usize]) -> Result<Rows> {
+        self.tally.dispatch(Operation::Take, None);
+        Ok(pointwise::take(x, rows))
+    }
+
     fn concat(&self, a: &Rows, b: &Rows) -> Result<Rows> {
         self.tally.dispatch(Operation::Concat, None);
         Ok(pointwise::concat(a, b))
@@ -289,8 +294,9 @@ impl Backend for Cpu {
     }
 
     fn matmul(&self, weight: &Weight, x: &Rows) -> Result<Rows> {
-        self.tally.dispatch(Operation::Matmul, Some(weight.matrix.format));
-        Ok(linear::matmul(self.isa, weight.operand(), x))
+        Ok(self
+            .tally
+            .timed(Operation::Matmul, Some(weight.matrix.format), || linear::matmul(self.isa, weight.operand(), x)))
     }
 
     fn swiglu(&self, gate: &Rows, up: &Rows) -> Result<Rows> {
@@ -298,9 +304,9 @@ impl Backend for Cpu {
         Ok(pointwise::swiglu(gate, up))
     }
 
-    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()> {
+    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) -> Result<()> {
         self.tally.dispatch(Operation::Rope, None);
-        pointwise::rope(x, rope, heads, first_position);
+        pointwise::rope(x, rope, heads, positions);
         Ok(())
     }
 
@@ -323,9 +329,8 @@ impl Backend for Cpu {
         cache.values.truncate(len * cache.width);
     }
 
-    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Result<Selection> {
-        self.tally.dispatch(Operation::Select, None);
-        Ok(attention::select(self.isa, dsa, q, weights, keys))
+    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Result<Selection> {
+        Ok(self.tally.timed(Operation::Select, None, || attention::select(self.isa, dsa, q, weights, keys, places)))
     }
 
     fn read_selection(&self, selection: &Selection) -> Result<Vec<Vec<usize>>> {
@@ -338,15 +343,18 @@ impl Backend for Cpu {
         q: &Rows,
         kv_b: &Weight,
         cache: &Rows,
+        places: &Places,
         selection: Option<&Selection>,
     ) -> Result<Rows> {
-        self.tally.dispatch(Operation::Attention, Some(kv_b.matrix.format));
-        Ok(attention::attention(self.isa, mla, q, kv_b, cache, selection))
+        Ok(self.tally.timed(Operation::Attention, Some(kv_b.matrix.format), || {
+            attention::attention(self.isa, mla, q, kv_b, cache, places, selection)
+        }))
     }
 
     fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {
-        self.tally.dispatch(Operation::Route, Some(gate.matrix.format));
-        Ok(reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate.operand(), x)))
+        Ok(self.tally.timed(Operation::Route, Some(gate.matrix.format), || {
+            reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate.operand(), x))
+        }))
     }
 
     fn read_choice(&self, choice: &Choice) -> Result<Vec<Vec<Routed>>> {
@@ -373,14 +381,15 @@ impl Backend for Cpu {
     }
 
     fn experts(&self, experts: &Experts, choice: &Choice, x: &Rows) -> Result<Rows> {
-        for format in experts.formats() {
-            self.tally.dispatch(Operation::Experts, Some(format));
-        }
-        moe::experts(self.isa, experts, choice, x)
+        let formats = experts.formats();
+        formats.iter().skip(1).for_each(|&format| self.tally.dispatch(Operation::Experts, Some(format)));
+        let first = formats.first().copied();
+        self.tally.timed(Operation::Experts, first, || moe::experts(self.isa, experts, choice, x))
     }
 
     fn predict(&self, head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
-        self.tally.dispatch(Operation::Predict, Some(head.matrix.format));
-        Ok(linear::predict(self.isa, head.operand(), x, asked))
+        Ok(self.tally.timed(Operation::Predict, Some(head.matrix.format), || {
+            linear::predict(self.isa, head.operand(), x, asked)
+        }))
     }
 }

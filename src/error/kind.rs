@@ -429,6 +429,32 @@ pub enum FaultKind {
     #[error("the tokenizer has no token with id {id}")]
     TokenUnknown { id: u32 },
 
+    // ---- generating --------------------------------------------------------------------------------------------
+    #[error("the prompt is empty")]
+    PromptEmpty,
+    #[error(
+        "the prompt has {tokens} tokens and up to {max_tokens} are to follow, together {}; the model takes at most {limit}",
+        tokens.saturating_add(*max_tokens)
+    )]
+    PromptTooLong { tokens: usize, max_tokens: usize, limit: u64 },
+    #[error(
+        "the model has no chat template: neither chat_template.jinja nor `chat_template` of tokenizer_config.json is there"
+    )]
+    NoChatTemplate,
+    #[error("{}the chat template fails: {}", line.map(|line| format!("line {line}: ")).unwrap_or_default(), escaped_message(message))]
+    ChatTemplate { line: Option<usize>, message: String },
+    #[error("interrupted after {tokens} tokens")]
+    GenerationInterrupted { tokens: usize },
+    #[error(
+        "the model says {}, for which the tokenizer has no token: nothing stands for them in the text",
+        listed(ids)
+    )]
+    GeneratedUnknown { ids: Vec<u32> },
+    #[error(
+        "--verify needs {needed} bytes of memory for the container and what it is compared with, {available} are available"
+    )]
+    VerifyTooLarge { needed: u64, available: u64 },
+
     // ---- references --------------------------------------------------------------------------------------------
     #[error("reference {reference}: `{key}` is missing")]
     ReferenceMissing { reference: usize, key: &'static str },
@@ -449,7 +475,7 @@ pub enum FaultKind {
     NoIndexer { reference: usize, tokens: usize, index_topk: u64 },
     #[error("none of {proposed} drafts of the MTP head is what the model says next")]
     NoDraftAccepted { proposed: usize },
-    #[error("the model needs {needed} bytes as f32, {available} are available")]
+    #[error("the model needs {needed} bytes of memory, {available} are available")]
     ModelTooLarge { needed: u64, available: u64 },
     #[error(
         "routed experts need {needed} bytes of memory to be read one after the other, {available} are left for them"
@@ -484,6 +510,8 @@ pub enum FaultKind {
     FlagNeeds { flag: &'static str, needs: &'static str },
     #[error("row {row}: expected {expected}, found {}", escaped(found))]
     RowMalformed { row: u64, expected: String, found: String },
+    #[error("row {row}: expected {expected}, found {}", escaped(found))]
+    RowUnanswered { row: u64, expected: String, found: String },
     #[error("row {row} has {tokens} tokens, the model takes at most {limit}")]
     RowTooLong { row: u64, tokens: usize, limit: u64 },
     #[error("row {row}: the continuation has no token")]
@@ -495,7 +523,7 @@ pub enum FaultKind {
     #[error("row {row}: the logits are not finite")]
     RowNotFinite { row: u64 },
     #[error("none of the {rows} rows can be scored; the first: {first}")]
-    NoGoodRow { rows: u64, first: String },
+    NoGoodRow { rows: u64, first: String, unanswered: bool },
     #[error("the file has no rows")]
     NoRows,
     #[error("the rows are of no known task: they have the keys {}", listed(keys))]
@@ -510,6 +538,10 @@ pub enum FaultKind {
     ResultsOther { what: String, expected: String, found: String },
     #[error("{missing} of {total} results are missing")]
     ResultsIncomplete { missing: u64, total: u64 },
+    #[error("there are no results of parts that could be joined")]
+    NothingToJoin,
+    #[error("the results of {} missing: {}", are(missing.len() as u64, "part"), listed(missing))]
+    ScorePartsMissing { missing: Vec<String> },
     #[error("{rows} of {total} rows are scored, but not compared with this baseline")]
     ResultsNotCompared { rows: u64, total: u64 },
     #[error(
@@ -526,6 +558,8 @@ pub enum FaultKind {
     OutNotDirectory,
     #[error("the file is compressed with gzip")]
     InputCompressed,
+    #[error("the file is Parquet, and {flag} takes text")]
+    InputParquet { flag: &'static str },
     #[error("the file begins with a byte order mark")]
     InputByteOrderMark,
     #[error("the file is one JSON array, not a row a line")]

@@ -34,6 +34,11 @@ impl Size {
         (self.code_bytes + PAGE_BYTES + 4 * self.scales) as u64
     }
 
+    /// What a buffer of so many bytes takes.
+    pub fn of_buffer(bytes: usize) -> u64 {
+        (bytes + PAGE_BYTES) as u64
+    }
+
     /// At most what matrices of so many bytes of codes and scales in memory take: each may begin and end within a page.
     pub fn bound(code_bytes: u64, scale_bytes: u64) -> u64 {
         code_bytes.saturating_add(scale_bytes).saturating_add(13 * PAGE_BYTES as u64)

@@ -84,7 +84,7 @@ impl Model {
     /// Memory of an expert, and what one reader needs.
     fn sizes(&self) -> (u64, u64) {
         let mut files = Files::default();
-        let of = |place: &Place| (place.size().bytes(), Size::bound(place.staging_bytes() as u64, 0));
+        let of = |place: &Place| (place.size().bytes(), Size::of_buffer(place.staging_bytes()));
         let places = self.experts().into_iter().map(|expert| of(&Place::new(&expert, &mut files, true).unwrap()));
         places.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).unwrap()
     }
@@ -144,7 +144,7 @@ fn large_experts_are_read_in_pieces() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("a");
     let (rows, columns) = (700, 9001);
-    let bytes: Vec<u8> = (0..3 * rows * columns + 99).map(|at| (at * 7 >> 5) as u8).collect();
+    let bytes: Vec<u8> = (0..3 * rows * columns + 99).map(|at| ((at * 7) >> 5) as u8).collect();
     std::fs::write(&path, &bytes).unwrap();
     let file = SourceFile::open(&path).unwrap();
     let matrix = |number: usize| Located {
@@ -272,7 +272,7 @@ fn a_budget_below_one_expert_is_refused() {
 #[track_caller]
 fn fails(layer: &ExpertLayer, expert: usize, kind: fn(&FaultKind) -> bool, path: &Path) -> Fault {
     let faults: Vec<Fault> = std::thread::scope(|scope| {
-        let ask = || layer.request(&[expert]).next().unwrap().err().expect("it cannot be read");
+        let ask = || layer.request(&[expert]).next().unwrap().expect_err("it cannot be read");
         let threads: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });

@@ -4,9 +4,19 @@ use super::attention_mla::AttentionMla;
 use super::kv_cache::LayerCache;
 use super::load::Loader;
 use super::mlp::Mlp;
-use crate::backend::Backend;
+use crate::backend::{Backend, Places};
 use crate::config::IndexerType;
 use crate::error::{Faults, Result};
+
+/// How rows go through a layer.
+pub struct Pass<'a, B: Backend> {
+    /// Where the rows are.
+    pub places: &'a Places,
+    /// How many positions sparse attention looks at.
+    pub index_topk: usize,
+    /// The layer that follows, if any: some of its experts can be foreseen.
+    pub next: Option<&'a DecoderLayer<B>>,
+}
 
 /// A decoder layer.
 pub struct DecoderLayer<B: Backend> {
@@ -44,20 +54,20 @@ impl<B: Backend> DecoderLayer<B> {
         })
     }
 
-    /// x [n, d] → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with
-    /// an indexer of its own replaces it. `next` is the layer that follows.
+    /// x [n, d] → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with an
+    /// indexer of its own replaces it.
     pub fn forward(
         &self,
         backend: &B,
         mut x: B::Rows,
         cache: &mut LayerCache<B>,
-        index_topk: usize,
+        pass: &Pass<'_, B>,
         selection: &mut Option<B::Selection>,
-        next: Option<&DecoderLayer<B>>,
     ) -> Result<B::Rows> {
+        let &Pass { places, index_topk, next } = pass;
         // x += self_attn(input_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.input_layernorm, self.rms_norm_eps)?;
-        let attended = self.self_attn.forward(backend, &normalized, cache, index_topk, selection)?;
+        let attended = self.self_attn.forward(backend, &normalized, cache, places, index_topk, selection)?;
         backend.add(&mut x, &attended)?;
         // x += mlp(post_attention_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.post_attention_layernorm, self.rms_norm_eps)?;

@@ -6,9 +6,9 @@
 use super::Model;
 use super::embedding::{Embedding, OutputHead};
 use super::kv_cache::{KvCache, LayerCache};
-use super::layer::DecoderLayer;
+use super::layer::{self, DecoderLayer};
 use super::load::Loader;
-use crate::backend::{Backend, Prediction};
+use crate::backend::{Backend, Places, Prediction};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 
 /// The MTP head.
@@ -61,7 +61,9 @@ impl<B: Backend> Mtp<B> {
         let h = backend.rms_norm(h, &self.hnorm, self.rms_norm_eps)?;
         let x = backend.matmul(&self.eh_proj, &backend.concat(&e, &h)?)?;
         // the decoder layer; without an indexer it leaves the selection at none and so attends to all positions
-        self.layer.forward(backend, x, cache, usize::MAX, &mut None, None)
+        let places = Places::after(backend.cache_len(&cache.kv), next.len());
+        let pass = layer::Pass { places: &places, index_topk: usize::MAX, next: None };
+        self.layer.forward(backend, x, cache, &pass, &mut None)
     }
 
     /// Best ids after each row of [`Mtp::forward`]: x [n, d], `asked [n]`.
@@ -124,7 +126,7 @@ impl<B: Backend> Model<'_, B> {
         Ok(drafts)
     }
 
-    fn mtp(&self) -> Result<&Mtp<B>> {
+    pub(super) fn mtp(&self) -> Result<&Mtp<B>> {
         self.mtp.as_ref().ok_or_else(|| Fault::new(Place::default(), FaultKind::NoMtpHead))
     }
 }

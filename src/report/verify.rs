@@ -175,7 +175,7 @@ pub struct VerifyGpu {
 #[schemars(title = "coliconv verify --json")]
 pub enum VerifyDocument {
     /// It ran.
-    Report(VerifyReport),
+    Report(Box<VerifyReport>),
     /// It could not run.
     Refusal(Refusal),
 }

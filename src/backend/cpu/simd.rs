@@ -70,14 +70,47 @@ macro_rules! kernels {
             unsafe { enabled(proof, tile) }
         }
 
-        /// [`attend::head`] with the features.
-        pub(super) fn attend_head(proof: $proof, head: &Head<'_>, q: &[f32], positions: &[usize], out: &mut [f32]) {
+        /// The decoder of whole rows for that coding.
+        pub(super) fn decoder(coding: Coding) -> fn($proof, &Job<'_>, usize, &mut [f32]) {
+            match coding {
+                Coding::F32 => decode::<codes::F32>,
+                Coding::Int8 => decode::<codes::Int8>,
+                Coding::Int4 => decode::<codes::Int4>,
+                Coding::Int3 => decode::<codes::Int3>,
+                Coding::Int2 => decode::<codes::Int2>,
+                Coding::Fp8 => decode::<codes::Fp8>,
+                Coding::Decoded => |_, job, first, out| product::decode_plainly(job, first, out),
+            }
+        }
+
+        /// [`product::decode`] with the features.
+        fn decode<C: codes::Codes>(proof: $proof, job: &Job<'_>, first: usize, out: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn enabled(proof: $proof, head: &Head<'_>, q: &[f32], positions: &[usize], out: &mut [f32]) {
-                attend::head(proof, head, q, positions, out);
+            fn enabled<C: codes::Codes>(proof: $proof, job: &Job<'_>, first: usize, out: &mut [f32]) {
+                product::decode::<$proof, C>(proof, job, first, out);
             }
             // SAFETY: `proof` proves these features.
-            unsafe { enabled(proof, head, q, positions, out) }
+            unsafe { enabled::<C>(proof, job, first, out) }
+        }
+
+        /// [`attend::attend`] with the features.
+        pub(super) fn attend_task(proof: $proof, task: &Task<'_>, out: &mut [f32]) {
+            #[target_feature(enable = $features)]
+            fn enabled(proof: $proof, task: &Task<'_>, out: &mut [f32]) {
+                attend::attend(proof, task, out);
+            }
+            // SAFETY: `proof` proves these features.
+            unsafe { enabled(proof, task, out) }
+        }
+
+        /// [`attend::combine`] with the features.
+        pub(super) fn combine(proof: $proof, factors: &[f32], terms: &Terms<'_>, columns: usize, out: &mut [f32]) {
+            #[target_feature(enable = $features)]
+            fn enabled(proof: $proof, factors: &[f32], terms: &Terms<'_>, columns: usize, out: &mut [f32]) {
+                attend::combine(proof, factors, terms.rows.len(), terms, columns, out, columns);
+            }
+            // SAFETY: `proof` proves these features.
+            unsafe { enabled(proof, factors, terms, columns, out) }
         }
 
         /// [`attend::score`] with the features.
@@ -127,7 +160,7 @@ use crate::format::{FP8_BLOCK, Format};
 use crate::isa::Isa;
 use crate::weights::MatrixRef;
 
-pub(super) use attend::Head;
+pub(super) use attend::{Task, Terms};
 pub(super) use limits::FLOPS_PER_STEP;
 use plain::Plain;
 
@@ -219,6 +252,11 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
+    /// Columns of a decoded row: whole chunks.
+    pub fn columns(&self) -> usize {
+        LANES * self.lines
+    }
+
     /// Codes of a weight row.
     fn codes(&self, row: usize) -> &'a [u8] {
         &self.matrix.codes[row * self.row_bytes..][..self.row_bytes]
@@ -320,14 +358,36 @@ pub(super) fn multiply(isa: Isa, job: &Job<'_>, first: usize, out: &mut [f32]) {
     }
 }
 
-/// One head of one row: q [nope + rope] over these positions, `out` [value].
-pub(super) fn attend_head(isa: Isa, head: &Head<'_>, q: &[f32], positions: &[usize], out: &mut [f32]) {
+/// Weight rows `first` on, decoded in the [`order`] of their coding: `out` [rows, 16 · lines].
+pub(super) fn decode(isa: Isa, job: &Job<'_>, first: usize, out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(proof) => avx2::attend_head(proof, head, q, positions, out),
+        Isa::Avx2(proof) => avx2::decoder(job.coding)(proof, job, first, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(proof) => avx512::attend_head(proof, head, q, positions, out),
-        _ => attend::head(Plain, head, q, positions, out),
+        Isa::Avx512(proof) => avx512::decoder(job.coding)(proof, job, first, out),
+        _ => plain::decode(job, first, out),
+    }
+}
+
+/// softmax(scores) · latents: see [`Task`].
+pub(super) fn attend(isa: Isa, task: &Task<'_>, out: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(proof) => avx2::attend_task(proof, task, out),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(proof) => avx512::attend_task(proof, task, out),
+        _ => attend::attend(Plain, task, out),
+    }
+}
+
+/// out += factors · terms, for factors [n, terms] and `out` [n, columns].
+pub(super) fn combine(isa: Isa, factors: &[f32], terms: &Terms<'_>, columns: usize, out: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(proof) => avx2::combine(proof, factors, terms, columns, out),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(proof) => avx512::combine(proof, factors, terms, columns, out),
+        _ => attend::combine(Plain, factors, terms.rows.len(), terms, columns, out, columns),
     }
 }
 

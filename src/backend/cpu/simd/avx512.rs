@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CHUNK, Coding, Dsa, Head, Job, LANES, Lanes, Tile, attend, codes, limits, product};
+use super::{CHUNK, Coding, Dsa, Job, LANES, Lanes, Task, Terms, Tile, attend, codes, limits, product};
 use crate::dequantize::fp8::E4M3_UPPER;
 use crate::isa::Avx512;
 

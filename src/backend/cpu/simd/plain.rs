@@ -20,6 +20,19 @@ pub(super) fn multiply(job: &Job<'_>, first: usize, out: &mut [f32]) {
     }
 }
 
+/// Whole rows of any coding.
+pub(super) fn decode(job: &Job<'_>, first: usize, out: &mut [f32]) {
+    match job.coding {
+        Coding::F32 => product::decode::<Plain, codes::F32>(Plain, job, first, out),
+        Coding::Int8 => product::decode::<Plain, codes::Int8>(Plain, job, first, out),
+        Coding::Int4 => product::decode::<Plain, codes::Int4>(Plain, job, first, out),
+        Coding::Int3 => product::decode::<Plain, codes::Int3>(Plain, job, first, out),
+        Coding::Int2 => product::decode::<Plain, codes::Int2>(Plain, job, first, out),
+        Coding::Fp8 => product::decode::<Plain, codes::Fp8>(Plain, job, first, out),
+        Coding::Decoded => product::decode_plainly(job, first, out),
+    }
+}
+
 /// The weights of a chunk in the order of a coding; `value` gives that of a column.
 fn ordered(order: &[u8; CHUNK], value: impl Fn(usize) -> f32) -> [[f32; LANES]; 4] {
     std::array::from_fn(|v| std::array::from_fn(|lane| value(usize::from(order[v * LANES + lane]))))
