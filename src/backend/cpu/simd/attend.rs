@@ -165,7 +165,7 @@ fn dot_tile<L: Lanes, const T: usize, const R: usize>(
             }
         }
     }
-    if width % LANES > 0 {
+    if !width.is_multiple_of(LANES) {
         for r in 0..R {
             let values = lanes.load(&filled(&task.cache[rows[r] * width..][whole * LANES..width]));
             for t in 0..T {
