@@ -18,7 +18,8 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 
 /// Formats with every kind of kernel, and some without one of their own.
 fn formats() -> Vec<Format> {
-    let grouped = [64, 128, 192, 16, 7, 100_000].map(|group_size| Format::Int4Grouped { group_size });
+    let grouped =
+        [64, 128, 192, 8, 16, 32, 48, 96, 200, 7, 12, 100_000].map(|group_size| Format::Int4Grouped { group_size });
     let others = [Format::F32, Format::Int8Row, Format::Int4Row, Format::Int3G64, Format::Int2Row, Format::Fp8E4m3B128];
     others.into_iter().chain(grouped).collect()
 }

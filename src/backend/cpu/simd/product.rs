@@ -24,7 +24,7 @@ const TILE_STRIDE: usize = 4 * TILE_CHUNKS + 1;
 /// Weight rows `first` on with all rows of x: out [rows, n].
 #[inline(always)]
 pub(super) fn block<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
-    if job.n > DIRECT_ROWS {
+    if job.n > DIRECT_ROWS || C::BY_WORD {
         return tiled::<L, C>(lanes, job, first, out);
     }
     let (n, rows) = (job.n, out.len() / job.n);
@@ -187,11 +187,8 @@ pub(super) fn decode<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, 
     for (r, out) in out.chunks_exact_mut(LANES * job.lines).enumerate() {
         let ((codes, rest), scales) = (C::split(job.codes(first + r)), job.scales(first + r));
         for (chunk, out) in out.as_chunks_mut::<CHUNK>().0.iter_mut().enumerate() {
-            let scale = if C::SCALED { scales[chunk / per_scale] } else { 1.0 };
-            let w = match codes.get(chunk) {
-                Some(codes) => C::decode(lanes, codes, scale),
-                None => C::decode(lanes, &C::padded(rest), scale),
-            };
+            let codes = codes.get(chunk).copied().unwrap_or_else(|| C::padded(rest));
+            let w = decode_chunk::<L, C>(lanes, job, scales, per_scale, chunk, &codes);
             for (w, out) in w.into_iter().zip(out.as_chunks_mut::<LANES>().0) {
                 lanes.store(w, out);
             }
@@ -208,6 +205,22 @@ pub(super) fn decode_plainly(job: &Job<'_>, first: usize, out: &mut [f32]) {
     }
 }
 
+/// The weights of a chunk with the scales of its row.
+#[inline(always)]
+fn decode_chunk<L: Lanes, C: Codes>(
+    lanes: L,
+    job: &Job<'_>,
+    scales: &[f32],
+    per_scale: usize,
+    chunk: usize,
+    codes: &C::Chunk,
+) -> [L::Vector; 4] {
+    if C::BY_WORD {
+        return C::decode_words(lanes, codes, &job.word_scales(scales, chunk));
+    }
+    C::decode(lanes, codes, if C::SCALED { scales[chunk / per_scale] } else { 1.0 })
+}
+
 /// Chunks `first_chunk` on of a weight row.
 #[inline(always)]
 fn decode_row<L: Lanes, C: Codes>(
@@ -222,13 +235,12 @@ fn decode_row<L: Lanes, C: Codes>(
     let (scales, per_scale) = (job.scales(row), job.chunks_per_scale());
     for (number, out) in out.iter_mut().enumerate() {
         let chunk = first_chunk + number;
-        let scale = if C::SCALED { scales[chunk / per_scale] } else { 1.0 };
         let w = match codes.get(chunk) {
             Some(codes) => {
                 lanes.prefetch(C::bytes(codes), ahead);
-                C::decode(lanes, codes, scale)
+                decode_chunk::<L, C>(lanes, job, scales, per_scale, chunk, codes)
             }
-            None => C::decode(lanes, &C::padded(rest), scale),
+            None => decode_chunk::<L, C>(lanes, job, scales, per_scale, chunk, &C::padded(rest)),
         };
         for v in 0..4 {
             lanes.store(w[v], &mut out[v].0);
