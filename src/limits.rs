@@ -88,11 +88,13 @@ pub const MAX_CHOICES: usize = 256;
 pub const LOGIT_ROWS: usize = 64;
 /// Tokens that go through the layers together when rows are scored.
 pub const BATCH_ROWS: usize = 512;
-/// Tokens of rows that wait until they are scored together; texts of one row have much in common, and that goes through
-/// the layers once.
-pub const WAITING_TOKENS: usize = 2048;
-/// Rows that wait until they are scored together.
-pub const WAITING_ROWS: usize = 512;
+/// The same at most, where routed experts are read from the disk for every batch.
+pub const MAX_BATCH_ROWS: usize = 8192;
+/// Batches of tokens of rows that wait until they are scored together; texts of one row have much in common, and that goes
+/// through the layers once.
+pub const WAITING_BATCHES: usize = 4;
+/// Rows that wait until they are scored together, at most.
+pub const WAITING_ROWS: usize = 2048;
 /// Largest prompt, in bytes.
 pub const MAX_PROMPT_BYTES: u64 = 16 << 20;
 /// Largest chat template, or tokenizer_config.json that holds one, in bytes; GLM-5.2's has about 5 KB.

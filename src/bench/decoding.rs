@@ -42,7 +42,7 @@ const MEMORY_BYTES: usize = 256 << 20;
 pub(super) fn measures(path: &Path, options: &Options, progress: &dyn Progress) -> Result<Vec<BenchMeasure>, Faults> {
     Synthetic::model(options.bytes).write(path, Contents::Model, true, progress)?;
     let container = Container::open(path)?;
-    let needs = Needs::of(path, container.config(), POSITIONS);
+    let needs = Needs::of(path, container.config(), POSITIONS, POSITIONS);
     let tokens = tokens(&container, &needs);
     let mut measures = from_disk(&container, &needs, tokens, options.rounds, progress)?;
     match share(std::slice::from_ref(&needs), None)?[0] {

@@ -22,6 +22,8 @@ use crate::tensor::Dtype;
 const LEAST_EXPERTS: u64 = 2;
 /// Bytes for what is known of a tensor: names, places, headers.
 const TENSOR_BYTES: u64 = 1 << 10;
+/// Queries that attention works on at once, at least.
+const ATTENDED_QUERIES: u64 = 2048;
 /// Rows whose logits are formed at once.
 const HEAD_ROWS: u64 = 64;
 
@@ -40,6 +42,8 @@ pub struct Needs {
     pub experts_at_least: u64,
     /// What reading them takes.
     staging: u64,
+    /// Of `working`, what depends on texts.
+    of_texts: u64,
 }
 
 /// Codes and scales of an expert in memory, and what of it is not used as it is stored.
@@ -51,17 +55,18 @@ struct OfExpert {
 }
 
 impl Needs {
-    /// What the model in a directory takes for texts of up to so many positions at once. What cannot be read is none of
-    /// it: whoever opens the model refuses it.
-    pub fn of(directory: &Path, config: &Config, positions: u64) -> Needs {
+    /// What the model in a directory takes for texts of up to so many positions at once, of which up to `rows` go through
+    /// the layers together. What cannot be read is none of it: whoever opens the model refuses it.
+    pub fn of(directory: &Path, config: &Config, positions: u64, rows: u64) -> Needs {
         let census = Census::of(config);
         let mut needs = Needs {
             directory: directory.to_owned(),
             dense: 0,
-            working: working_bytes(config, positions),
+            working: working_bytes(config, positions, rows),
             experts: 0,
             experts_at_least: 0,
             staging: 0,
+            of_texts: working_bytes(config, positions, rows),
         };
         let mut experts: BTreeMap<(u64, u64), OfExpert> = BTreeMap::new();
         for name in weight_files(directory).unwrap_or_default() {
@@ -76,6 +81,13 @@ impl Needs {
         let largest = experts.values().map(slot).max().unwrap_or(0);
         needs.experts_at_least = needs.experts.min(LEAST_EXPERTS.saturating_mul(largest)) + needs.staging;
         needs
+    }
+
+    /// The same for other texts.
+    pub fn with_rows(&self, config: &Config, positions: u64, rows: u64) -> Needs {
+        let of_texts = working_bytes(config, positions, rows);
+        let working = (self.working - self.of_texts).saturating_add(of_texts);
+        Needs { working, of_texts, ..self.clone() }
     }
 
     fn add(&mut self, tensor: &StoredTensor, census: &Census, experts: &mut BTreeMap<(u64, u64), OfExpert>) {
@@ -116,20 +128,22 @@ impl Needs {
 }
 
 /// Activations of as many rows as go through the layers together, and caches of all positions, which grow by doubling.
-fn working_bytes(config: &Config, positions: u64) -> u64 {
+fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
     let (d, heads) = (config.hidden_size, config.num_attention_heads);
     let (q, values) = (heads * config.qk_head_dim(), heads * config.v_head_dim);
     let inner =
         config.intermediate_size.max(config.moe_intermediate_size.saturating_mul(config.n_shared_experts.max(1)));
-    let rows = positions.min(CHUNK_ROWS as u64);
+    let rows = positions.min(rows);
     let of_row = [(d, 24), (q, 4), (values, 5), (inner, 8)].iter().map(|(width, times)| width * times).sum::<u64>();
     let kv = config.kv_lora_rank + config.qk_rope_head_dim;
     let layers = config.num_hidden_layers + 1;
     let of_position = 2 * layers * (kv + config.index_head_dim);
     let of_head =
         (config.qk_head_dim() + config.v_head_dim) * config.kv_lora_rank * rayon::current_num_threads() as u64;
+    // Queries of cached rows and what they find there, of some heads at a time.
+    let attended = ATTENDED_QUERIES.max(rows) * (kv + 4 * config.kv_lora_rank);
     let logits = 3 * HEAD_ROWS.min(rows) * config.vocab_size;
-    [rows.saturating_mul(of_row), positions.saturating_mul(of_position), of_head, logits]
+    [rows.saturating_mul(of_row), positions.saturating_mul(of_position), of_head, attended, logits]
         .into_iter()
         .fold(0, u64::saturating_add)
         .saturating_mul(4)
@@ -162,7 +176,7 @@ pub fn share(models: &[Needs], memory: Option<u64>) -> Result<Vec<Options>> {
 
 /// A CPU for a model within `memory` bytes: see [`share`]. `positions` are those of all texts that are kept at the same time.
 pub fn cpu(directory: &Path, config: &Config, positions: u64, memory: Option<u64>) -> Result<Cpu> {
-    let options = share(&[Needs::of(directory, config, positions)], memory)?;
+    let options = share(&[Needs::of(directory, config, positions, CHUNK_ROWS as u64)], memory)?;
     Ok(Cpu::with_experts(Isa::detect(), options[0]))
 }
 
@@ -172,7 +186,15 @@ mod tests {
 
     fn needs(fixed: u64, experts: u64, experts_at_least: u64) -> Needs {
         let directory = PathBuf::from("m");
-        Needs { directory, dense: fixed - 3, working: 3, experts: experts - 10, experts_at_least, staging: 10 }
+        Needs {
+            directory,
+            dense: fixed - 3,
+            working: 3,
+            experts: experts - 10,
+            experts_at_least,
+            staging: 10,
+            of_texts: 0,
+        }
     }
 
     #[test]
@@ -200,8 +222,9 @@ mod tests {
     fn needs_are_those_of_the_headers() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
         let config = Config::read(&directory).unwrap();
-        let few = Needs::of(&directory, &config, 10);
-        let many = Needs::of(&directory, &config, 100_000);
+        let few = Needs::of(&directory, &config, 10, 512);
+        let many = Needs::of(&directory, &config, 100_000, 512);
+        assert_eq!(few.with_rows(&config, 100_000, 512), many);
         assert_eq!((few.dense, few.experts), (many.dense, many.experts));
         assert!(few.working < many.working && few.experts_at_least < few.experts);
         let stored: u64 = weight_files(&directory)

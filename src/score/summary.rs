@@ -59,6 +59,7 @@ pub fn report(
         loading_seconds: 0.0,
         tokens_per_second: None,
         shares: None,
+        experts: None,
         peak_anonymous_bytes: None,
         warnings: Vec::new(),
     }

@@ -230,7 +230,7 @@ fn flags() {
         (&["--task", &task, "--device", "tpu"], "flag-value"),
         (&["--task", &task, "--mode", "fast"], "not-available"),
         (&["--task", &task, "--mode", "quick"], "flag-value"),
-        (&["--task", &task, "--memory", "1M"], "model-too-large"),
+        (&["--task", &task, "--memory", "1M"], "memory-too-small"),
         (&["--task", &task, "--baseline", "/nowhere"], "not-found"),
     ] {
         assert_eq!(refused(arguments), (2, kind.to_owned()), "{arguments:?}");

@@ -11,7 +11,7 @@ use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::experts;
 use crate::io::available_bytes;
 use crate::model::memory::{Needs, share};
-use crate::model::{check_memory, plain_bytes};
+use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 
 /// Positions of a text of the model's own: beginnings are short.
@@ -110,7 +110,8 @@ fn fits(
         // A text and its beginnings are never kept together with more than one other.
         let positions = 2 * longest.max(OWN_POSITIONS) as u64;
         let directories = std::iter::once(directory).chain(source);
-        let needs: Vec<Needs> = directories.map(|directory| Needs::of(directory, config, positions)).collect();
+        let needs: Vec<Needs> =
+            directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
         prepared.cpu = share(&needs, options.memory)?;
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
