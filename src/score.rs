@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::backend::Device;
+use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::is_same_file;
@@ -292,6 +293,9 @@ impl Job<'_> {
             let tag = format!("{} {model_sha256}", summary::TOP_METHOD);
             let source = Source::Results(Box::new(stored));
             return Ok(Compared { path: path.to_owned(), kind: "results", model_sha256, tag, source });
+        }
+        if path.is_dir() && weight_files(path).is_ok_and(|names| names.is_empty()) {
+            return Err(Fault::new(Place::file(path), FaultKind::BaselineEmpty).into());
         }
         let kind = ModelKind::of(path)?.name();
         let model = Stored::open(path)?;

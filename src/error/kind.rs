@@ -282,7 +282,7 @@ pub enum FaultKind {
     ProgressSyntax { message: String },
     #[error("another coliconv is working on this directory")]
     Locked,
-    #[error("another coliconv is working on this part of the conversion")]
+    #[error("another coliconv is working on this part")]
     PartLocked,
     #[error("the lock was removed while this run held it, so another coliconv may be working here, too")]
     LockRemoved,
@@ -550,6 +550,8 @@ pub enum FaultKind {
         escaped(expected)
     )]
     BaselineOther { what: String, expected: String, found: String },
+    #[error("the baseline holds neither results nor weights")]
+    BaselineEmpty,
     #[error("the baseline is the directory that this run writes")]
     BaselineIsOut,
     #[error("the baseline is the same model: the hash of both is {hash}")]
@@ -614,7 +616,7 @@ fn seconds(nanoseconds: u64) -> String {
 }
 
 /// `1 row`, `2 rows`.
-fn counted(count: u64, noun: &str) -> String {
+pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 

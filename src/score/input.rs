@@ -240,8 +240,11 @@ impl Input {
         }
         let keep_empty = self.kind == Kind::Requests;
         let lines = Lines::open(&self.path)?;
+        // A line of spaces is a document like others, but no row of a task.
+        let task = self.kind == Kind::Task;
         let is_row = move |line: &Result<Numbered>| {
-            keep_empty || !matches!(line, Ok((_, Ok(Raw::Line(line)))) if line.is_empty())
+            let is_empty = |line: &str| line.is_empty() || task && line.trim_ascii().is_empty();
+            keep_empty || !matches!(line, Ok((_, Ok(Raw::Line(line)))) if is_empty(line))
         };
         Ok(Box::new(lines.filter(is_row)))
     }
