@@ -1,5 +1,6 @@
 //! How fast this machine does the work, with the machine's own limits measured in the same run.
 
+mod attending;
 mod checkpoint;
 mod converting;
 mod decoding;
