@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::simd::{self, CHUNK, Coding, Job, LANES, Line};
 use super::{Operand, Rows};
 use crate::backend::Prediction;
-use crate::backend::reference::prediction;
+use crate::backend::reference::{pointwise, prediction};
 use crate::isa::Isa;
 
 /// Weight rows of one task: few enough that threads end together, and a multiple of what a kernel takes at once.
@@ -34,14 +34,15 @@ impl Packed {
         let natural = order.iter().enumerate().all(|(p, &column)| p == usize::from(column));
         let stride = lines + 1;
         let mut values = vec![Line::default(); n * stride];
-        for (row, lines) in x.iter().zip(values.chunks_exact_mut(stride)) {
+        let rows = x.values.par_chunks_exact(x.width.max(1)).zip(values.par_chunks_exact_mut(stride));
+        rows.with_min_len(TURNED_ROWS).for_each(|(row, lines)| {
             let whole = if natural { row.len() } else { row.len() / CHUNK * CHUNK };
             let (whole, rest) = row.split_at(whole);
             if natural {
                 for (line, values) in lines.iter_mut().zip(whole.chunks(LANES)) {
                     line.0[..values.len()].copy_from_slice(values);
                 }
-                continue;
+                return;
             }
             let (chunks, _) = lines.as_chunks_mut::<{ CHUNK / LANES }>();
             let mut last = [0.0; CHUNK];
@@ -52,7 +53,7 @@ impl Packed {
                     chunk[p / LANES].0[p % LANES] = values[usize::from(column)];
                 }
             }
-        }
+        });
         Packed { coding, n, lines, stride, values }
     }
 }
@@ -93,6 +94,30 @@ pub fn packed_matmul(isa: Isa, weight: Operand<'_>, x: &Packed) -> Rows {
         .par_chunks_mut(TASK_ROWS * n)
         .enumerate()
         .for_each(|(task, out)| simd::multiply(isa, &job, task * TASK_ROWS, out));
+    turned(n, by_feature)
+}
+
+/// silu(x · gateᵀ) · (x · upᵀ) → [n, O], both products of a task after one another: for matrices of the same coding.
+pub fn gated_matmul(isa: Isa, gate: Operand<'_>, up: Operand<'_>, x: &Packed) -> Rows {
+    let (n, features) = (x.n, gate.matrix.rows);
+    assert_eq!(features, up.matrix.rows, "features of gate and up");
+    if n == 0 || features == 0 {
+        return Rows { width: features, values: Vec::new() };
+    }
+    let (gate, up) = (x.job(gate), x.job(up));
+    let mut by_feature = vec![0.0f32; features * n];
+    by_feature.par_chunks_mut(TASK_ROWS * n).enumerate().for_each(|(task, out)| {
+        let mut ups = vec![0.0; out.len()];
+        simd::multiply(isa, &gate, task * TASK_ROWS, out);
+        simd::multiply(isa, &up, task * TASK_ROWS, &mut ups);
+        out.iter_mut().zip(ups).for_each(|(out, up)| *out = pointwise::gated(*out, up));
+    });
+    turned(n, by_feature)
+}
+
+/// [O, n] → [n, O].
+fn turned(n: usize, by_feature: Vec<f32>) -> Rows {
+    let features = by_feature.len() / n;
     if n == 1 {
         return Rows { width: features, values: by_feature };
     }

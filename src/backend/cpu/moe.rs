@@ -1,6 +1,6 @@
 //! The chosen experts.
 
-use super::linear::{Packed, matmul, packed_matmul};
+use super::linear::{Packed, gated_matmul, matmul, packed_matmul};
 use super::{Choice, Experts, Operand, Rows, Source};
 use crate::backend::Routed;
 use crate::backend::reference::pointwise;
@@ -50,10 +50,9 @@ pub fn experts(isa: Isa, experts: &Experts, choice: &Choice, x: &Rows) -> Result
 /// down(swiglu(gate x, up x)).
 fn mlp(isa: Isa, [gate, up, down]: [Operand<'_>; 3], x: &Rows) -> Rows {
     let packed = Packed::new(x, gate.coding);
-    let gated = packed_matmul(isa, gate, &packed);
-    let up = match up.coding == gate.coding {
-        true => packed_matmul(isa, up, &packed),
-        false => matmul(isa, up, x),
+    let gated = match up.coding == gate.coding {
+        true => gated_matmul(isa, gate, up, &packed),
+        false => pointwise::swiglu(&packed_matmul(isa, gate, &packed), &matmul(isa, up, x)),
     };
-    matmul(isa, down, &pointwise::swiglu(&gated, &up))
+    matmul(isa, down, &gated)
 }

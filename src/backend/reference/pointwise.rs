@@ -1,6 +1,8 @@
-//! Operations on each row by itself: norms, activation, rotation.
+//! Operations on each row by itself: norms, activation, rotation. Many rows are spread over threads.
 
 use std::ops::Range;
+
+use rayon::prelude::*;
 
 use super::Rows;
 use crate::backend::{Heads, Rope};
@@ -34,46 +36,61 @@ pub fn add(x: &mut Rows, y: &Rows) {
 /// x · rsqrt(mean(x²) + eps) · weight, for x [n, w] and weight [w].
 pub fn rms_norm(x: &Rows, weight: &[f32], eps: f64) -> Rows {
     assert_eq!(x.width, weight.len(), "width of a norm");
-    let mut values = Vec::with_capacity(x.values.len());
-    for row in x.iter() {
+    each_row(x, |row, out| {
         let mean_square = row.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.width as f64;
         let factor = 1.0 / (mean_square + eps).sqrt();
-        values.extend(row.iter().zip(weight).map(|(&v, &w)| (f64::from(v) * factor * f64::from(w)) as f32));
-    }
-    Rows { width: x.width, values }
+        for ((out, &v), &w) in out.iter_mut().zip(row).zip(weight) {
+            *out = (f64::from(v) * factor * f64::from(w)) as f32;
+        }
+    })
 }
 
 /// (x − mean) · rsqrt(variance + eps) · weight + bias, for x [n, w], weight [w] and bias [w].
 pub fn layer_norm(x: &Rows, weight: &[f32], bias: &[f32], eps: f64) -> Rows {
     assert_eq!((x.width, x.width), (weight.len(), bias.len()), "width of a norm");
     let width = x.width as f64;
-    let mut values = Vec::with_capacity(x.values.len());
-    for row in x.iter() {
+    each_row(x, |row, out| {
         let mean = row.iter().map(|&v| f64::from(v)).sum::<f64>() / width;
         let variance = row.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / width;
         let factor = 1.0 / (variance + eps).sqrt();
         let affine = weight.iter().zip(bias);
-        values.extend(row.iter().zip(affine).map(|(&v, (&w, &b))| {
+        for ((out, &v), (&w, &b)) in out.iter_mut().zip(row).zip(affine) {
             let normal = (f64::from(v) - mean) * factor;
-            (normal * f64::from(w) + f64::from(b)) as f32
-        }));
-    }
-    Rows { width: x.width, values }
+            *out = (normal * f64::from(w) + f64::from(b)) as f32;
+        }
+    })
 }
 
 /// silu(gate) · up, with silu(g) = g / (1 + e^−g).
 pub fn swiglu(gate: &Rows, up: &Rows) -> Rows {
     assert_eq!((gate.width, gate.values.len()), (up.width, up.values.len()), "shapes of gate and up");
-    let silu = |g: f64| g / (1.0 + (-g).exp());
-    let values = gate.values.iter().zip(&up.values).map(|(&g, &u)| (silu(g.into()) * f64::from(u)) as f32).collect();
-    Rows { width: gate.width, values }
+    let pairs = gate.values.par_iter().zip(&up.values).with_min_len(TASK_VALUES);
+    Rows { width: gate.width, values: pairs.map(|(&gate, &up)| gated(gate, up)).collect() }
+}
+
+/// silu(gate) · up of two values.
+pub fn gated(gate: f32, up: f32) -> f32 {
+    let gate = f64::from(gate);
+    (gate / (1.0 + (-gate).exp()) * f64::from(up)) as f32
+}
+
+/// Values of one task.
+const TASK_VALUES: usize = 4096;
+
+/// A row of each row.
+fn each_row(x: &Rows, of: impl Fn(&[f32], &mut [f32]) + Sync) -> Rows {
+    let mut values = vec![0.0; x.values.len()];
+    let rows = x.values.par_chunks_exact(x.width).zip(values.par_chunks_exact_mut(x.width));
+    rows.with_min_len(TASK_VALUES.div_ceil(x.width)).for_each(|(row, out)| of(row, out));
+    Rows { width: x.width, values }
 }
 
 /// Interleaved rotation: (x₀, x₁) → (x₀ cos a − x₁ sin a, x₁ cos a + x₀ sin a) for each pair of each head.
 pub fn rope(x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) {
     assert_eq!(x.width % heads.width, 0, "a row is a whole number of heads");
     assert_eq!(x.count(), positions.len(), "rows and positions");
-    for (values, &position) in x.values.chunks_exact_mut(x.width).zip(positions) {
+    let least = TASK_VALUES.div_ceil(x.width);
+    x.values.par_chunks_exact_mut(x.width).zip(positions).with_min_len(least).for_each(|(values, &position)| {
         // cos and sin of each pair at this position
         let position = position as f32;
         let turns: Vec<(f64, f64)> =
@@ -86,7 +103,7 @@ pub fn rope(x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) {
                 *x1 = (b * cos + a * sin) as f32;
             }
         }
-    }
+    });
 }
 
 #[cfg(test)]
