@@ -8,6 +8,7 @@ mod convert;
 mod diff;
 mod inspect;
 mod progress;
+mod publish;
 mod score;
 mod size;
 mod text;
@@ -44,6 +45,8 @@ enum Command {
     Verify(verify::Arguments),
     /// Score tasks and texts, and compare with the source
     Score(Box<score::Arguments>),
+    /// Check that a container may be published, and prepare its upload; nothing goes to the network
+    Publish(publish::Arguments),
     /// Measure how fast this machine does the work
     Bench(bench::Arguments),
     #[command(flatten)]
@@ -59,8 +62,6 @@ enum Later {
     Repair(Anything),
     /// Not available in this version
     Repack(Anything),
-    /// Not available in this version
-    Publish(Anything),
     /// Not available in this version
     Pipeline(Anything),
     /// Not available in this version
@@ -81,7 +82,6 @@ impl Later {
             Later::Generate(_) => "`coliconv generate`",
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
-            Later::Publish(_) => "`coliconv publish`",
             Later::Pipeline(_) => "`coliconv pipeline`",
             Later::Devices(_) => "`coliconv devices`",
         }
@@ -111,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Diff(arguments) => ended(arguments.talk, diff::run(&arguments)),
         Command::Verify(arguments) => ended(arguments.talk, verify::run(&arguments)),
         Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
+        Command::Publish(arguments) => ended(arguments.talk, publish::run(&arguments)),
         Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }

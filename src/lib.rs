@@ -34,6 +34,7 @@ pub mod model;
 pub mod part;
 pub mod payload;
 pub mod progress;
+pub mod publish;
 pub mod quantize;
 pub mod recipe;
 pub mod reference;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use coliconv::report::{BenchDocument, DiffDocument, ScoreDocument, VerifyDocument};
+use coliconv::publish::plan::UploadPlan;
+use coliconv::publish::policy::Policy;
+use coliconv::report::{BenchDocument, DiffDocument, PublishDocument, ScoreDocument, VerifyDocument};
 use schemars::{JsonSchema, schema_for};
 
 fn check<T: JsonSchema>(name: &str) {
@@ -22,4 +24,7 @@ fn schemas_are_those_of_the_reports() {
     check::<ScoreDocument>("score");
     check::<VerifyDocument>("verify");
     check::<BenchDocument>("bench");
+    check::<PublishDocument>("publish");
+    check::<Policy>("policy");
+    check::<UploadPlan>("upload-plan");
 }
