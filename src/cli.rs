@@ -7,6 +7,7 @@ mod bench;
 mod convert;
 mod diff;
 mod inspect;
+mod pipeline;
 mod progress;
 mod publish;
 mod score;
@@ -47,6 +48,8 @@ enum Command {
     Score(Box<score::Arguments>),
     /// Check that a container may be published, and prepare its upload; nothing goes to the network
     Publish(publish::Arguments),
+    /// Convert, verify, score and publish, as a file says; goes on where an earlier run stopped
+    Pipeline(pipeline::Arguments),
     /// Measure how fast this machine does the work
     Bench(bench::Arguments),
     #[command(flatten)]
@@ -62,8 +65,6 @@ enum Later {
     Repair(Anything),
     /// Not available in this version
     Repack(Anything),
-    /// Not available in this version
-    Pipeline(Anything),
     /// Not available in this version
     Devices(Anything),
 }
@@ -82,7 +83,6 @@ impl Later {
             Later::Generate(_) => "`coliconv generate`",
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
-            Later::Pipeline(_) => "`coliconv pipeline`",
             Later::Devices(_) => "`coliconv devices`",
         }
     }
@@ -112,6 +112,7 @@ pub fn main() -> ExitCode {
         Command::Verify(arguments) => ended(arguments.talk, verify::run(&arguments)),
         Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
         Command::Publish(arguments) => ended(arguments.talk, publish::run(&arguments)),
+        Command::Pipeline(arguments) => ended(arguments.talk, pipeline::run(&arguments)),
         Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }

@@ -33,6 +33,7 @@ pub mod limits;
 pub mod model;
 pub mod part;
 pub mod payload;
+pub mod pipeline;
 pub mod progress;
 pub mod publish;
 pub mod quantize;

@@ -3,6 +3,7 @@
 mod bench;
 mod diff;
 pub mod inspect;
+mod pipeline;
 mod publish;
 mod score;
 mod verify;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
+pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepStatus};
 pub use self::publish::{PublishDocument, PublishFile, PublishListing, PublishReport, PublishStep, Storage};
 pub use self::score::{
     ScoreBaseline, ScoreCheck, ScoreCompared, ScoreDocument, ScoreDrafts, ScoreExcluded, ScoreFlipped, ScoreInput,

@@ -254,6 +254,8 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
     use FaultKind as K;
     let text = match kind {
         K::PolicySyntax { .. } => "schemas/policy.schema.json lists the keys; what is left out has its default".into(),
+        K::PipelineSyntax { .. } => "schemas/pipeline-file.schema.json lists the keys".into(),
+        K::InputAbsent => "paths of a pipeline are relative to its file".into(),
         K::NotAReport { .. } => {
             "give what `coliconv verify --report FILE` or `coliconv score --out DIR` (score.json) wrote".into()
         }

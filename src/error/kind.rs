@@ -545,6 +545,10 @@ pub enum FaultKind {
     OtherReport,
 
     // ---- publishing --------------------------------------------------------------------------------------------
+    #[error("the pipeline does not parse: {}", escaped_message(message))]
+    PipelineSyntax { message: String },
+    #[error("there is no such file")]
+    InputAbsent,
     #[error("the policy does not parse: {}", escaped_message(message))]
     PolicySyntax { message: String },
     #[error(
