@@ -15,6 +15,7 @@
 //! Formulas: model description, forward.
 
 pub mod cpu;
+mod places;
 pub mod reference;
 mod tally;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use crate::error::{Faults, Result};
 use crate::roles::Projection;
 use crate::weights::Matrix;
 
+pub use places::{Places, Seen};
 pub use tally::{Counters, Counts, Operation, Tally};
 
 /// Where a model runs.
@@ -187,6 +189,8 @@ pub trait Backend: Sync {
     fn shape(&self, rows: &Self::Rows) -> (usize, usize);
     /// Some columns of some rows.
     fn slice(&self, x: &Self::Rows, rows: Range<usize>, columns: Range<usize>) -> Result<Self::Rows>;
+    /// Some rows [m, w], in the order of their numbers.
+    fn take(&self, x: &Self::Rows, rows: &[usize]) -> Result<Self::Rows>;
     /// [a; b]: the columns of `a`, then those of `b`.
     fn concat(&self, a: &Self::Rows, b: &Self::Rows) -> Result<Self::Rows>;
     /// x + y, into x.
@@ -202,9 +206,8 @@ pub trait Backend: Sync {
     fn matmul(&self, weight: &Self::Weight, x: &Self::Rows) -> Result<Self::Rows>;
     /// silu(gate) · up, with silu(g) = g / (1 + e^−g).
     fn swiglu(&self, gate: &Self::Rows, up: &Self::Rows) -> Result<Self::Rows>;
-    /// Turns each pair (x₀, x₁), (x₂, x₃), … of the rotated part of each head by position · frequency; row r is at position
-    /// `first_position` + r.
-    fn rope(&self, x: &mut Self::Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()>;
+    /// Turns each pair (x₀, x₁), (x₂, x₃), … of the rotated part of each head by position · frequency; `positions [n]`.
+    fn rope(&self, x: &mut Self::Rows, rope: &Rope, heads: Heads, positions: &[usize]) -> Result<()>;
 
     /// An empty cache of rows of `width`.
     fn cache(&self, width: usize) -> Result<Self::Cache>;
@@ -217,24 +220,32 @@ pub trait Backend: Sync {
 
     /// The positions that rows of indexer queries attend to.
     ///
-    /// `q` [n, heads · width] and `weights` [n, heads] belong to the last n positions of `keys` [T, width]. The score of an
-    /// earlier or the same position t is heads^−½ · Σ_h weights_h · relu(q_h · k_t · width^−½); the `topk` largest are
-    /// chosen, of equals the lowest position.
-    fn select(&self, dsa: &Dsa, q: &Self::Rows, weights: &Self::Rows, keys: &Self::Cache) -> Result<Self::Selection>;
-    /// Copies a selection back: for each row the chosen positions, ascending.
+    /// `q` [n, heads · width] and `weights` [n, heads] belong to the last n rows of `keys` [T, width], which stand at
+    /// `places`. The score of a row t that is seen is heads^−½ · Σ_h weights_h · relu(q_h · k_t · width^−½); the `topk`
+    /// largest are chosen, of equals the one at the lowest position.
+    fn select(
+        &self,
+        dsa: &Dsa,
+        q: &Self::Rows,
+        weights: &Self::Rows,
+        keys: &Self::Cache,
+        places: &Places,
+    ) -> Result<Self::Selection>;
+    /// Copies a selection back: for each row the chosen rows of the cache, in the order of the text.
     fn read_selection(&self, selection: &Self::Selection) -> Result<Vec<Vec<usize>>>;
     /// Causal attention over compressed keys and values, absorbed form.
     ///
-    /// `q` [n, H · (nope + rope)] belongs to the last n positions of `cache` [T, latent + rope], which holds normalized
-    /// latents c_t and rotated keys r_t. `kv_b` is [H · (nope + value), latent]: for each head the rows K_h, then V_h.
-    /// Scores are ((K_hᵀ q_nope) · c_t + q_rope · r_t) · (nope + rope)^−½, over the selected positions, or with no selection
-    /// over all up to the row's own; a = softmax(scores), and head h gives V_h Σ_t a_t c_t → [n, H · value].
+    /// `q` [n, H · (nope + rope)] belongs to the last n rows of `cache` [T, latent + rope], which stand at `places`. The
+    /// cache holds normalized latents c_t and rotated keys r_t. `kv_b` is [H · (nope + value), latent]: for each head the rows K_h, then V_h.
+    /// Scores are ((K_hᵀ q_nope) · c_t + q_rope · r_t) · (nope + rope)^−½, over the selected rows, or with no selection over
+    /// all that are seen; a = softmax(scores), and head h gives V_h Σ_t a_t c_t → [n, H · value].
     fn attention(
         &self,
         mla: &Mla,
         q: &Self::Rows,
         kv_b: &Self::Weight,
         cache: &Self::Cache,
+        places: &Places,
         selection: Option<&Self::Selection>,
     ) -> Result<Self::Rows>;
 

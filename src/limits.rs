@@ -78,8 +78,15 @@ pub const MAX_PRINTED_TENSORS: usize = 20;
 pub const MAX_ROW_BYTES: u64 = 16 << 20;
 /// Most choices of one question.
 pub const MAX_CHOICES: usize = 256;
-/// Rows whose logits are looked at together: [32, vocab_size] f32 values, 20 MB for GLM-5.2.
-pub const LOGIT_ROWS: usize = 32;
+/// Rows whose logits are looked at together: [64, vocab_size] f32 values, 40 MB for GLM-5.2.
+pub const LOGIT_ROWS: usize = 64;
+/// Tokens that go through the layers together when rows are scored.
+pub const BATCH_ROWS: usize = 512;
+/// Tokens of rows that wait until they are scored together; texts of one row have much in common, and that goes through
+/// the layers once.
+pub const WAITING_TOKENS: usize = 2048;
+/// Rows that wait until they are scored together.
+pub const WAITING_ROWS: usize = 512;
 /// Most parts of a run.
 pub const MAX_PARTS: usize = 1 << 16;
 /// Largest file that the Hub keeps in git itself, in bytes; larger ones go to LFS or Xet.

@@ -21,7 +21,7 @@ pub mod mtp;
 pub(crate) mod testing;
 pub mod tokenizer;
 
-use crate::backend::{Backend, Prediction};
+use crate::backend::{Backend, Places, Prediction};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::roles::Pass;
@@ -98,9 +98,19 @@ impl<'b, B: Backend> Model<'b, B> {
     ///
     /// On an error the cache is what it was before.
     pub fn forward(&self, cache: &mut KvCache<B>, ids: &[u32]) -> Result<B::Rows> {
+        let places = Places::after(cache.len(), ids.len());
+        self.forward_at(cache, ids, &places)
+    }
+
+    /// Runs tokens of one or several texts through all layers, each at its place: the residual stream after the last layer
+    /// [n, d], without the final norm. The cache keeps them in this order.
+    ///
+    /// On an error the cache is what it was before.
+    pub fn forward_at(&self, cache: &mut KvCache<B>, ids: &[u32], places: &Places) -> Result<B::Rows> {
         self.check_ids(ids)?;
         let before = cache.len();
-        let rows = self.through_layers(cache, ids);
+        assert_eq!((places.first(), places.rows()), (before, ids.len()), "places of tokens");
+        let rows = self.through_layers(cache, ids, places);
         match &rows {
             Ok(_) => cache.set_len(before + ids.len()),
             Err(_) => cache.truncate(self.backend, before),
@@ -108,14 +118,14 @@ impl<'b, B: Backend> Model<'b, B> {
         rows
     }
 
-    fn through_layers(&self, cache: &mut KvCache<B>, ids: &[u32]) -> Result<B::Rows> {
+    fn through_layers(&self, cache: &mut KvCache<B>, ids: &[u32], places: &Places) -> Result<B::Rows> {
         let index_topk = cache.index_topk();
         // x = embed(ids) [n, d]
         let mut x = self.embedding.forward(self.backend, ids)?;
         // The positions that the nearest full indexer before a layer chose; `None` is all.
         let mut selection = None;
         for (layer, cache) in self.layers.iter().zip(cache.layers_mut()) {
-            x = layer.forward(self.backend, x, cache, index_topk, &mut selection)?;
+            x = layer.forward(self.backend, x, cache, places, index_topk, &mut selection)?;
         }
         Ok(x)
     }

@@ -17,8 +17,8 @@ pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepSta
 pub use self::publish::{PublishDocument, PublishFile, PublishListing, PublishReport, PublishStep, Storage};
 pub use self::score::{
     ScoreBaseline, ScoreCheck, ScoreCompared, ScoreDocument, ScoreDrafts, ScoreExcluded, ScoreFlipped, ScoreInput,
-    ScoreKlPositions, ScorePaired, ScoreProbe, ScoreProbes, ScoreReport, ScoreRequest, ScoreTask, ScoreTaskDifference,
-    ScoreText, ScoreTextDifference,
+    ScoreKlPositions, ScorePaired, ScoreProbe, ScoreProbes, ScoreReport, ScoreRequest, ScoreShares, ScoreTask,
+    ScoreTaskDifference, ScoreText, ScoreTextDifference,
 };
 pub use self::verify::{
     CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile, VerifyGpu,

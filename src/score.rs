@@ -16,11 +16,13 @@ pub mod input;
 pub mod metrics;
 mod out;
 mod parquet;
+mod plan;
 mod plot;
 pub mod probes;
 pub mod record;
 pub mod results;
 mod row;
+mod run;
 pub mod runner;
 pub mod statistics;
 mod summary;
@@ -29,16 +31,13 @@ mod worst;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::backend::reference::Reference as Plain;
-use crate::backend::{Backend, Device};
-use crate::config::{Config, stop_ids};
+use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::{anonymous_bytes, is_same_file};
+use crate::io::is_same_file;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{Model, check_memory, plain_bytes};
+use crate::model::{check_memory, plain_bytes};
 use crate::part::Part;
-use crate::report::{Finding, ScoreProbes, ScoreReport, Severity};
-use crate::tensor::TensorName;
+use crate::report::{Finding, ScoreReport, Severity};
 use crate::threads;
 use crate::weights::{Model as Stored, ModelKind, Weights};
 
@@ -47,7 +46,7 @@ use identity::Identity;
 use input::{Given, Input, Kind, Sampling};
 use out::Out;
 use results::{Binding, BoundInput, Results};
-use row::{Baseline, Scorer};
+use run::Run;
 
 pub use summary::answers;
 
@@ -103,6 +102,13 @@ pub struct Options {
     pub memory: Option<u64>,
 }
 
+impl Options {
+    /// Where to compute.
+    fn device(&self) -> Device {
+        self.device.unwrap_or(Device::Cpu)
+    }
+}
+
 /// Scores a container or a checkpoint.
 pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreReport, Faults> {
     let started = Instant::now();
@@ -114,8 +120,12 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let config = weights(&model).config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
     if !options.finish {
-        let needed = plain_bytes(&config).saturating_mul(1 + u64::from(with_baseline_model));
-        check_memory(path, needed, options.memory)?;
+        let models = 1 + u64::from(with_baseline_model);
+        let needed = match options.device() {
+            Device::Reference => plain_bytes(&config),
+            Device::Cpu => loaded_bytes(&model),
+        };
+        check_memory(path, needed.saturating_mul(models), options.memory)?;
     }
     let tokenizer = Tokenizer::load(path)?;
     let prefix = encode::prefix(&options.prefix, &tokenizer, &path.join(TOKENIZER_FILE))?;
@@ -123,11 +133,12 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let pool = threads::pool(options.threads, path)?;
     watch.phase("hashing the model");
     let identity = pool.install(|| Identity::of(path))?;
+    let (backend, mode) = run::backend(options.device());
     let binding = Binding {
         model: identity.model_sha256.clone(),
         tokenizer: identity.tokenizer_sha256.clone(),
         prefix: prefix.clone(),
-        backend: format!("{} {}", backend().0, backend().1),
+        backend: format!("{backend} {mode}"),
         inputs: inputs.iter().map(|input| bound(input, options.sampling)).collect(),
     };
     let mut results = match &out {
@@ -145,19 +156,22 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         watch,
     };
     let baseline = options.baseline.as_deref().map(|path| job.baseline(path, &pool, results.binding())).transpose()?;
+    let probes = out.as_ref().and_then(|out| out.earlier_probes(results.binding()));
     let mut run = Run::default();
     if options.finish {
         out.as_ref().expect("checked with the options").merge(&mut results)?;
     } else {
-        run = pool.install(|| job.compute(&model, &config, baseline.as_ref(), &mut results))?;
+        run = pool.install(|| job.compute(&model, baseline.as_ref(), probes.is_some(), &mut results))?;
     }
     let baseline_tag = baseline.as_ref().map(|baseline| baseline.tag.as_str());
     if options.part.is_none() {
         job.complete(&results, baseline_tag)?;
         results.finish()?;
     }
-    let mut report = summary::report(&job, &results, &identity, kind, baseline.as_ref());
-    report.probes = run.probes;
+    let records = results.records()?;
+    let mut report = summary::report(&job, &records, &identity, kind, baseline.as_ref());
+    report.probes = run.probes.or(probes);
+    report.shares = run.shares;
     report.tokens = run.tokens;
     report.loading_seconds = run.loading_seconds;
     report.seconds = started.elapsed().as_secs_f64();
@@ -169,7 +183,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         report.warnings.push(Finding::new(Severity::Warning, &Fault::new(Place::file(&same.path), kind)));
     }
     if let Some(out) = out.filter(|_| options.part.is_none()) {
-        out.write(&report, &job, &results)?;
+        out.write(&report, &job, &records)?;
     }
     Ok(report)
 }
@@ -227,10 +241,13 @@ fn bound(input: &Input, sampling: Sampling) -> BoundInput {
     }
 }
 
-/// Name and mode of the backend that computes, whatever device is asked for: so far there is one.
-fn backend() -> (&'static str, &'static str) {
-    let backend = Plain::default();
-    (backend.name(), backend.mode().into())
+/// Bytes of a model whose weights stay as they are stored; halves are widened.
+fn loaded_bytes(model: &Stored) -> u64 {
+    let of = |name| {
+        let stored = model.stored(name)?;
+        Some(if matches!(stored.format, "bf16" | "f16") { 2 * stored.bytes() } else { stored.bytes() })
+    };
+    model.names().into_iter().filter_map(of).sum()
 }
 
 fn weights(model: &Stored) -> &dyn Weights {
@@ -267,16 +284,6 @@ enum Source {
     Model(Stored),
 }
 
-/// What a run took.
-#[derive(Default)]
-struct Run {
-    probes: Option<ScoreProbes>,
-    tokens: u64,
-    loading_seconds: f64,
-    scoring_seconds: f64,
-    peak_anonymous_bytes: Option<u64>,
-}
-
 impl Job<'_> {
     /// Opens a baseline and checks that it is one of these rows and this tokenizer.
     fn baseline(&self, path: &Path, pool: &rayon::ThreadPool, own: &Binding) -> Result<Compared, Faults> {
@@ -299,86 +306,6 @@ impl Job<'_> {
         let model_sha256 = identity.model_sha256;
         let tag = format!("{} {model_sha256}", summary::EXACT_METHOD);
         Ok(Compared { path: path.to_owned(), kind, model_sha256, tag, source: Source::Model(model) })
-    }
-
-    /// Scores what has no result yet.
-    fn compute(
-        &self,
-        model: &Stored,
-        config: &Config,
-        baseline: Option<&Compared>,
-        results: &mut Results,
-    ) -> Result<Run, Faults> {
-        let tag = baseline.map(|baseline| baseline.tag.as_str());
-        let pending = self.pending(results, tag)?;
-        if pending == 0 && !self.options.probes {
-            return Ok(Run::default());
-        }
-        let started = Instant::now();
-        self.watch.phase("loading the model");
-        let backend = Plain::default();
-        let own = Model::load(weights(model), &backend)?;
-        let theirs = match baseline.map(|baseline| &baseline.source) {
-            Some(Source::Model(model)) => {
-                let theirs = Model::load(weights(model), &backend)?;
-                if theirs.config().vocab_size != config.vocab_size {
-                    let (expected, found) = (config.vocab_size.to_string(), theirs.config().vocab_size.to_string());
-                    let kind = FaultKind::ConfigNotTheSource { key: "vocab_size".into(), expected, found };
-                    return Err(Fault::new(Place::file(self.path), kind).into());
-                }
-                Some(theirs)
-            }
-            _ => None,
-        };
-        let loading_seconds = started.elapsed().as_secs_f64();
-        self.watch.phase("scoring");
-        self.watch.start(pending);
-        let compared = match (baseline.map(|baseline| &baseline.source), &theirs) {
-            (Some(Source::Results(stored)), _) => Baseline::Stored(stored),
-            (Some(Source::Model(_)), Some(theirs)) => Baseline::model(theirs)?,
-            _ => Baseline::None,
-        };
-        let mut scorer = Scorer::new(&own, compared, &self.encoder, self.store, tag)?;
-        let scored = self.rows(&mut scorer, results, tag);
-        self.watch.end();
-        let peak_anonymous_bytes = scored?;
-        let scoring_seconds = started.elapsed().as_secs_f64() - loading_seconds;
-        let probes = self.options.probes.then(|| self.probes(&own, model)).transpose()?;
-        let tokens = scorer.computed();
-        Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes })
-    }
-
-    /// Lets the model generate.
-    fn probes<B: Backend>(&self, model: &Model<'_, B>, stored: &Stored) -> Result<ScoreProbes, Faults> {
-        self.watch.phase("generating");
-        let config = model.config();
-        let stop_ids = stop_ids(self.path, config)?;
-        let stop_ids: Vec<u32> = stop_ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
-        let head = config.mtp_layer().map(|layer| TensorName::from(format!("model.layers.{layer}.eh_proj.weight")));
-        let format = head.and_then(|name| Some(stored.stored(&name)?.format));
-        Ok(probes::run(model, &self.encoder, &stop_ids, format)?)
-    }
-
-    /// Scores the rows that have no result; the largest anonymous memory that was seen.
-    fn rows<B: Backend>(
-        &self,
-        scorer: &mut Scorer<'_, '_, B>,
-        results: &mut Results,
-        tag: Option<&str>,
-    ) -> Result<Option<u64>> {
-        let (mut count, mut peak) = (0, None);
-        for (number, input) in self.inputs.iter().enumerate() {
-            for item in input.items()? {
-                let item = item?;
-                count += 1;
-                if self.is_mine(count) && !is_done(results, (number, item.row), tag) {
-                    results.add(vec![scorer.score(input, item)?])?;
-                    peak = peak.max(anonymous_bytes());
-                    self.watch.row(scorer.computed());
-                }
-            }
-        }
-        Ok(peak)
     }
 
     /// Whether row `count`, from 1, of all inputs belongs to the part that is run.
@@ -415,5 +342,5 @@ impl Job<'_> {
 
 /// Whether a row has a result, compared with the baseline where one is given.
 fn is_done(results: &Results, key: results::Key, tag: Option<&str>) -> bool {
-    results.get(key).is_some_and(|record| tag.is_none() || record.baseline.as_deref() == tag)
+    results.get(key).is_some_and(|found| tag.is_none() || found == tag)
 }

@@ -105,6 +105,7 @@ fn timeless(report: &ScoreReport) -> ScoreReport {
         seconds: 0.0,
         loading_seconds: 0.0,
         tokens_per_second: None,
+        shares: None,
         peak_anonymous_bytes: None,
         ..report.clone()
     }

@@ -17,9 +17,10 @@ use rayon::prelude::*;
 
 use crate::backend::reference::{self, pointwise};
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::format::Format;
 use crate::isa::Isa;
 use crate::quantize::Decoder;
 use crate::roles::Projection;
@@ -171,6 +172,11 @@ impl Backend for Cpu {
         Ok(pointwise::slice(x, rows, columns))
     }
 
+    fn take(&self, x: &Rows, rows: &[usize]) -> Result<Rows> {
+        self.tally.dispatch(Operation::Take, None);
+        Ok(pointwise::take(x, rows))
+    }
+
     fn concat(&self, a: &Rows, b: &Rows) -> Result<Rows> {
         self.tally.dispatch(Operation::Concat, None);
         Ok(pointwise::concat(a, b))
@@ -203,8 +209,7 @@ impl Backend for Cpu {
     }
 
     fn matmul(&self, weight: &Weight, x: &Rows) -> Result<Rows> {
-        self.tally.dispatch(Operation::Matmul, Some(weight.matrix.format));
-        Ok(linear::matmul(self.isa, weight, x))
+        Ok(self.tally.timed(Operation::Matmul, Some(weight.matrix.format), || linear::matmul(self.isa, weight, x)))
     }
 
     fn swiglu(&self, gate: &Rows, up: &Rows) -> Result<Rows> {
@@ -212,9 +217,9 @@ impl Backend for Cpu {
         Ok(pointwise::swiglu(gate, up))
     }
 
-    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()> {
+    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) -> Result<()> {
         self.tally.dispatch(Operation::Rope, None);
-        pointwise::rope(x, rope, heads, first_position);
+        pointwise::rope(x, rope, heads, positions);
         Ok(())
     }
 
@@ -237,9 +242,8 @@ impl Backend for Cpu {
         cache.values.truncate(len * cache.width);
     }
 
-    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Result<Selection> {
-        self.tally.dispatch(Operation::Select, None);
-        Ok(attention::select(self.isa, dsa, q, weights, keys))
+    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Result<Selection> {
+        Ok(self.tally.timed(Operation::Select, None, || attention::select(self.isa, dsa, q, weights, keys, places)))
     }
 
     fn read_selection(&self, selection: &Selection) -> Result<Vec<Vec<usize>>> {
@@ -252,15 +256,18 @@ impl Backend for Cpu {
         q: &Rows,
         kv_b: &Weight,
         cache: &Rows,
+        places: &Places,
         selection: Option<&Selection>,
     ) -> Result<Rows> {
-        self.tally.dispatch(Operation::Attention, Some(kv_b.matrix.format));
-        Ok(attention::attention(self.isa, mla, q, kv_b, cache, selection))
+        Ok(self.tally.timed(Operation::Attention, Some(kv_b.matrix.format), || {
+            attention::attention(self.isa, mla, q, kv_b, cache, places, selection)
+        }))
     }
 
     fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {
-        self.tally.dispatch(Operation::Route, Some(gate.matrix.format));
-        Ok(reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate, x)))
+        Ok(self.tally.timed(Operation::Route, Some(gate.matrix.format), || {
+            reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate, x))
+        }))
     }
 
     fn read_choice(&self, choice: &Choice) -> Result<Vec<Vec<Routed>>> {
@@ -268,16 +275,17 @@ impl Backend for Cpu {
     }
 
     fn experts(&self, experts: &Experts, choice: &Choice, x: &Rows) -> Result<Rows> {
+        let mut formats: Vec<Format> = Vec::new();
         if let Some(Expert { gate, up, down }) = experts.0.first() {
-            let mut formats = vec![gate.matrix.format, up.matrix.format, down.matrix.format];
+            formats.extend([gate.matrix.format, up.matrix.format, down.matrix.format]);
             formats.dedup();
-            formats.into_iter().for_each(|format| self.tally.dispatch(Operation::Experts, Some(format)));
         }
-        Ok(moe::experts(self.isa, experts, choice, x))
+        formats.iter().skip(1).for_each(|&format| self.tally.dispatch(Operation::Experts, Some(format)));
+        let first = formats.first().copied();
+        Ok(self.tally.timed(Operation::Experts, first, || moe::experts(self.isa, experts, choice, x)))
     }
 
     fn predict(&self, head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
-        self.tally.dispatch(Operation::Predict, Some(head.matrix.format));
-        Ok(linear::predict(self.isa, head, x, asked))
+        Ok(self.tally.timed(Operation::Predict, Some(head.matrix.format), || linear::predict(self.isa, head, x, asked)))
     }
 }

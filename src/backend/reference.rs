@@ -11,7 +11,7 @@ pub(in crate::backend) mod pointwise;
 use std::ops::Range;
 
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::Format;
@@ -161,6 +161,11 @@ impl Backend for Reference {
         Ok(pointwise::slice(x, rows, columns))
     }
 
+    fn take(&self, x: &Rows, rows: &[usize]) -> Result<Rows> {
+        self.tally.dispatch(Operation::Take, None);
+        Ok(pointwise::take(x, rows))
+    }
+
     fn concat(&self, a: &Rows, b: &Rows) -> Result<Rows> {
         self.tally.dispatch(Operation::Concat, None);
         Ok(pointwise::concat(a, b))
@@ -189,8 +194,7 @@ impl Backend for Reference {
     }
 
     fn matmul(&self, weight: &Weight, x: &Rows) -> Result<Rows> {
-        self.tally.dispatch(Operation::Matmul, Some(weight.format));
-        Ok(linear::matmul(weight, x))
+        Ok(self.tally.timed(Operation::Matmul, Some(weight.format), || linear::matmul(weight, x)))
     }
 
     fn swiglu(&self, gate: &Rows, up: &Rows) -> Result<Rows> {
@@ -198,9 +202,9 @@ impl Backend for Reference {
         Ok(pointwise::swiglu(gate, up))
     }
 
-    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, first_position: usize) -> Result<()> {
+    fn rope(&self, x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) -> Result<()> {
         self.tally.dispatch(Operation::Rope, None);
-        pointwise::rope(x, rope, heads, first_position);
+        pointwise::rope(x, rope, heads, positions);
         Ok(())
     }
 
@@ -223,9 +227,8 @@ impl Backend for Reference {
         cache.values.truncate(len * cache.width);
     }
 
-    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Result<Selection> {
-        self.tally.dispatch(Operation::Select, None);
-        Ok(attention::select(dsa, q, weights, keys))
+    fn select(&self, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Result<Selection> {
+        Ok(self.tally.timed(Operation::Select, None, || attention::select(dsa, q, weights, keys, places)))
     }
 
     fn read_selection(&self, selection: &Selection) -> Result<Vec<Vec<usize>>> {
@@ -238,15 +241,16 @@ impl Backend for Reference {
         q: &Rows,
         kv_b: &Weight,
         cache: &Rows,
+        places: &Places,
         selection: Option<&Selection>,
     ) -> Result<Rows> {
-        self.tally.dispatch(Operation::Attention, Some(kv_b.format));
-        Ok(attention::attention(mla, q, kv_b, cache, selection))
+        Ok(self.tally.timed(Operation::Attention, Some(kv_b.format), || {
+            attention::attention(mla, q, kv_b, cache, places, selection)
+        }))
     }
 
     fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {
-        self.tally.dispatch(Operation::Route, Some(gate.format));
-        Ok(moe::route(routing, gate, bias, x))
+        Ok(self.tally.timed(Operation::Route, Some(gate.format), || moe::route(routing, gate, bias, x)))
     }
 
     fn read_choice(&self, choice: &Choice) -> Result<Vec<Vec<Routed>>> {
@@ -254,17 +258,18 @@ impl Backend for Reference {
     }
 
     fn experts(&self, experts: &Experts, choice: &Choice, x: &Rows) -> Result<Rows> {
+        let mut formats: Vec<Format> = Vec::new();
         if let Some(Expert { gate, up, down }) = experts.0.first() {
-            let mut formats = vec![gate.format, up.format, down.format];
+            formats.extend([gate.format, up.format, down.format]);
             formats.dedup();
-            formats.into_iter().for_each(|format| self.tally.dispatch(Operation::Experts, Some(format)));
         }
-        Ok(moe::experts(experts, choice, x))
+        formats.iter().skip(1).for_each(|&format| self.tally.dispatch(Operation::Experts, Some(format)));
+        let first = formats.first().copied();
+        Ok(self.tally.timed(Operation::Experts, first, || moe::experts(experts, choice, x)))
     }
 
     fn predict(&self, head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
-        self.tally.dispatch(Operation::Predict, Some(head.format));
-        Ok(linear::predict(head, x, asked))
+        Ok(self.tally.timed(Operation::Predict, Some(head.format), || linear::predict(head, x, asked)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use crate::format::Format;
 
@@ -11,6 +12,7 @@ use crate::format::Format;
 #[allow(missing_docs)] // they are those of the trait Backend
 pub enum Operation {
     Slice,
+    Take,
     Concat,
     Add,
     Embed,
@@ -41,6 +43,8 @@ pub struct Counts {
     pub dispatches: u64,
     /// Runs elsewhere, because the device could not.
     pub fallbacks: u64,
+    /// Time of the runs that were timed.
+    pub busy: Duration,
 }
 
 /// Counts by operation and, where a weight takes part, by its format's name.
@@ -53,7 +57,13 @@ impl Counters {
         self.0.values().fold(Counts::default(), |sum, counts| Counts {
             dispatches: sum.dispatches + counts.dispatches,
             fallbacks: sum.fallbacks + counts.fallbacks,
+            busy: sum.busy + counts.busy,
         })
+    }
+
+    /// Time of one operation, whatever the format.
+    pub fn busy(&self, operation: Operation) -> Duration {
+        self.0.iter().filter(|((of, _), _)| *of == operation).map(|(_, counts)| counts.busy).sum()
     }
 }
 
@@ -65,6 +75,18 @@ impl Tally {
     /// Counts a run on the device.
     pub fn dispatch(&self, operation: Operation, format: Option<Format>) {
         self.count(operation, format, |counts| counts.dispatches += 1);
+    }
+
+    /// Counts a run on the device, and its time.
+    pub fn timed<T>(&self, operation: Operation, format: Option<Format>, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let out = work();
+        let took = started.elapsed();
+        self.count(operation, format, |counts| {
+            counts.dispatches += 1;
+            counts.busy += took;
+        });
+        out
     }
 
     /// Counts a run elsewhere.
@@ -95,8 +117,10 @@ mod tests {
         tally.fallback(Operation::RmsNorm, None);
         let counters = tally.counters();
         assert_eq!(counters.0[&(Operation::Matmul, Some("int4-grouped"))].dispatches, 2);
-        assert_eq!(counters.0[&(Operation::RmsNorm, None)], Counts { dispatches: 0, fallbacks: 1 });
-        assert_eq!(counters.total(), Counts { dispatches: 2, fallbacks: 1 });
+        assert_eq!(counters.0[&(Operation::RmsNorm, None)], Counts { fallbacks: 1, ..Counts::default() });
+        assert_eq!(counters.total(), Counts { dispatches: 2, fallbacks: 1, ..Counts::default() });
+        assert_eq!(tally.timed(Operation::Rope, None, || std::thread::sleep(Duration::from_millis(2))), ());
+        assert!(tally.counters().busy(Operation::Rope) >= Duration::from_millis(2));
         assert_eq!(Operation::RmsNorm.name(), "rms-norm");
     }
 }

@@ -15,7 +15,7 @@ use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::limits;
 use crate::part::Part;
-use crate::report::{ScoreBaseline, ScoreReport, Verdict};
+use crate::report::{ScoreBaseline, ScoreReport, ScoreShares, Verdict};
 use crate::score::encode::PrefixChoice;
 use crate::score::input::{Given, Kind, Sampling};
 use crate::score::{Options, Watch, answers, score};
@@ -249,6 +249,12 @@ fn report_text(report: &ScoreReport, out: Option<&Path>) -> String {
         size::grouped(report.tokens),
         duration(report.seconds)
     );
+    if let Some(shares) = &report.shares {
+        let ScoreShares { experts, attention, products, disk } = shares;
+        let parts = [("experts", experts), ("attention", attention), ("other products", products), ("disk", disk)];
+        let parts = parts.map(|(name, share)| format!("{name} {:.0} %", 100.0 * share));
+        text += &format!("time: {}\n", parts.join(", "));
+    }
     if !report.excluded.is_empty() {
         text += &format!("{} rows were not scored\n", size::grouped(report.excluded.len() as u64));
     }
@@ -339,7 +345,7 @@ fn differences_text(baseline: &ScoreBaseline) -> String {
             String::new(),
         ]);
     }
-    let header = ["", "baseline", "model", "difference [95 %]", "flipped"];
+    let header = ["figure", "baseline", "model", "difference [95 %]", "flipped"];
     text::table(&header, &["baseline", "model"], rows)
 }
 

@@ -239,6 +239,15 @@ fn score_hint(kind: &FaultKind) -> Option<String> {
         K::BaselineIsOut => "give another --out, or as --baseline the directory of the other model's results".into(),
         K::BaselineSameModel { .. } => "nothing can differ: give as --baseline what the model was made from".into(),
         K::OutNotDirectory => "give a directory as --out; it is made where there is none".into(),
+        K::InputParquet { .. } => "give it as --task, or write its texts into a file of lines".into(),
+        K::NoGoodRow { unanswered: true, .. } | K::RowUnanswered { .. } => {
+            "test splits are published without answers, and those of piqa in a file of their own: take the validation \
+             split, or join the answers to the rows"
+                .into()
+        }
+        K::ScorePartsMissing { .. } | K::NothingToJoin => {
+            "run `coliconv score --part K/N` with the same arguments for each part, then --finish".into()
+        }
         K::InputCompressed => "decompress it, for one with `gunzip -k FILE`".into(),
         K::InputByteOrderMark => {
             "save it as UTF-8 without a byte order mark, for one with `sed '1s/^\\xEF\\xBB\\xBF//' FILE`".into()

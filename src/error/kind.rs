@@ -475,6 +475,8 @@ pub enum FaultKind {
     FlagNeeds { flag: &'static str, needs: &'static str },
     #[error("row {row}: expected {expected}, found {}", escaped(found))]
     RowMalformed { row: u64, expected: String, found: String },
+    #[error("row {row}: expected {expected}, found {}", escaped(found))]
+    RowUnanswered { row: u64, expected: String, found: String },
     #[error("row {row} has {tokens} tokens, the model takes at most {limit}")]
     RowTooLong { row: u64, tokens: usize, limit: u64 },
     #[error("row {row}: the continuation has no token")]
@@ -486,7 +488,7 @@ pub enum FaultKind {
     #[error("row {row}: the logits are not finite")]
     RowNotFinite { row: u64 },
     #[error("none of the {rows} rows can be scored; the first: {first}")]
-    NoGoodRow { rows: u64, first: String },
+    NoGoodRow { rows: u64, first: String, unanswered: bool },
     #[error("the file has no rows")]
     NoRows,
     #[error("the rows are of no known task: they have the keys {}", listed(keys))]
@@ -501,6 +503,10 @@ pub enum FaultKind {
     ResultsOther { what: String, expected: String, found: String },
     #[error("{missing} of {total} results are missing")]
     ResultsIncomplete { missing: u64, total: u64 },
+    #[error("there are no results of parts that could be joined")]
+    NothingToJoin,
+    #[error("the results of {} missing: {}", are(missing.len() as u64, "part"), listed(missing))]
+    ScorePartsMissing { missing: Vec<String> },
     #[error("{rows} of {total} rows are scored, but not compared with this baseline")]
     ResultsNotCompared { rows: u64, total: u64 },
     #[error(
@@ -517,6 +523,8 @@ pub enum FaultKind {
     OutNotDirectory,
     #[error("the file is compressed with gzip")]
     InputCompressed,
+    #[error("the file is Parquet, and {flag} takes text")]
+    InputParquet { flag: &'static str },
     #[error("the file begins with a byte order mark")]
     InputByteOrderMark,
     #[error("the file is one JSON array, not a row a line")]

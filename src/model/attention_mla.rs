@@ -3,7 +3,7 @@
 use super::dsa_indexer::DsaIndexer;
 use super::kv_cache::LayerCache;
 use super::load::Loader;
-use crate::backend::{Backend, Heads, Mla, Rope};
+use crate::backend::{Backend, Heads, Mla, Places, Rope};
 use crate::config::Config;
 use crate::error::Result;
 
@@ -36,6 +36,7 @@ pub struct AttentionMla<B: Backend> {
 impl<B: Backend> AttentionMla<B> {
     pub(super) fn load(loader: &Loader<'_, B>, layer: u64, indexer: bool) -> Result<AttentionMla<B>> {
         let weight = |part: &str| loader.weight(&format!("model.layers.{layer}.self_attn.{part}.weight"));
+        let rope = rope(loader.config());
         Ok(AttentionMla {
             q_a_proj: weight("q_a_proj")?,
             q_a_layernorm: weight("q_a_layernorm")?,
@@ -44,41 +45,42 @@ impl<B: Backend> AttentionMla<B> {
             kv_a_layernorm: weight("kv_a_layernorm")?,
             kv_b_proj: weight("kv_b_proj")?,
             o_proj: weight("o_proj")?,
-            indexer: indexer.then(|| DsaIndexer::load(loader, layer)).transpose()?,
+            indexer: indexer.then(|| DsaIndexer::load(loader, layer, rope.clone())).transpose()?,
             mla: mla(loader.config()),
-            rope: rope(loader.config()),
+            rope,
         })
     }
 
-    /// x [n, d] at the next n positions → [n, d].
+    /// x [n, d] at these places → [n, d].
     pub fn forward(
         &self,
         backend: &B,
         x: &B::Rows,
         cache: &mut LayerCache<B>,
+        places: &Places,
         index_topk: usize,
         selection: &mut Option<B::Selection>,
     ) -> Result<B::Rows> {
         let (Mla { nope, rope, latent, .. }, n) = (self.mla, backend.shape(x).0);
-        let first_position = backend.cache_len(&cache.kv);
+        let positions = places.positions();
         // c_q = q_a_layernorm(q_a x) [n, q_lora_rank]
         let c_q = backend.rms_norm(&backend.matmul(&self.q_a_proj, x)?, &self.q_a_layernorm, INNER_NORM_EPS)?;
         // q = q_b c_q [n, H · (nope + rope)], the rope part of each head turned by its position
         let mut q = backend.matmul(&self.q_b_proj, &c_q)?;
-        backend.rope(&mut q, &self.rope, Heads { width: nope + rope, rope_at: nope }, first_position)?;
+        backend.rope(&mut q, &self.rope, Heads { width: nope + rope, rope_at: nope }, &positions)?;
         // kv = kv_a x [n, kv_lora_rank + rope]: the latent is normalized, the one shared key turned
         let kv = backend.matmul(&self.kv_a_proj_with_mqa, x)?;
         let c_kv = backend.rms_norm(&backend.slice(&kv, 0..n, 0..latent)?, &self.kv_a_layernorm, INNER_NORM_EPS)?;
         let mut k_rope = backend.slice(&kv, 0..n, latent..latent + rope)?;
-        backend.rope(&mut k_rope, &self.rope, Heads { width: rope, rope_at: 0 }, first_position)?;
+        backend.rope(&mut k_rope, &self.rope, Heads { width: rope, rope_at: 0 }, &positions)?;
         // only these are kept of a position
         backend.append(&mut cache.kv, &backend.concat(&c_kv, &k_rope)?)?;
         // positions to look at: a full layer chooses, a shared one looks where the last full one did
         if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys) {
-            *selection = indexer.select(backend, x, &c_q, keys, &self.rope, index_topk)?;
+            *selection = indexer.select(backend, x, &c_q, keys, places, index_topk)?;
         }
         // softmax(q · k) v [n, H · value]
-        let context = backend.attention(&self.mla, &q, &self.kv_b_proj, &cache.kv, selection.as_ref())?;
+        let context = backend.attention(&self.mla, &q, &self.kv_b_proj, &cache.kv, places, selection.as_ref())?;
         backend.matmul(&self.o_proj, &context)
     }
 }
@@ -125,7 +127,9 @@ mod tests {
         for piece in pieces {
             let x = backend.slice(&x, piece.clone(), 0..backend.shape(&x).1).unwrap();
             let mut selection = None;
-            let out = module.forward(&backend, &x, &mut cache.layers_mut()[0], topk, &mut selection).unwrap();
+            let places = Places::after(piece.start, piece.len());
+            let layer = &mut cache.layers_mut()[0];
+            let out = module.forward(&backend, &x, layer, &places, topk, &mut selection).unwrap();
             output.extend(backend.read(&out).unwrap());
             match selection {
                 Some(selection) => chosen.extend(backend.read_selection(&selection).unwrap().into_iter().map(Some)),
@@ -171,7 +175,7 @@ mod tests {
             // (1, 0) turns to (cos, sin).
             let mut x = backend.write(&[1.0, 0.0].repeat(32), 64).unwrap();
             let position = expected["position"].as_u64().unwrap() as usize;
-            backend.rope(&mut x, &rope, Heads { width: 64, rope_at: 0 }, position).unwrap();
+            backend.rope(&mut x, &rope, Heads { width: 64, rope_at: 0 }, &[position]).unwrap();
             let (cos, sin): (Vec<f32>, Vec<f32>) =
                 backend.read(&x).unwrap().as_chunks::<2>().0.iter().map(|[x0, x1]| (*x0, *x1)).unzip();
             assert_close(&cos, &expected["cos"]);

@@ -4,7 +4,7 @@ use super::attention_mla::AttentionMla;
 use super::kv_cache::LayerCache;
 use super::load::Loader;
 use super::mlp::Mlp;
-use crate::backend::Backend;
+use crate::backend::{Backend, Places};
 use crate::config::IndexerType;
 use crate::error::{Faults, Result};
 
@@ -44,19 +44,20 @@ impl<B: Backend> DecoderLayer<B> {
         })
     }
 
-    /// x [n, d] → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with
+    /// x [n, d] at these places → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with
     /// an indexer of its own replaces it.
     pub fn forward(
         &self,
         backend: &B,
         mut x: B::Rows,
         cache: &mut LayerCache<B>,
+        places: &Places,
         index_topk: usize,
         selection: &mut Option<B::Selection>,
     ) -> Result<B::Rows> {
         // x += self_attn(input_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.input_layernorm, self.rms_norm_eps)?;
-        let attended = self.self_attn.forward(backend, &normalized, cache, index_topk, selection)?;
+        let attended = self.self_attn.forward(backend, &normalized, cache, places, index_topk, selection)?;
         backend.add(&mut x, &attended)?;
         // x += mlp(post_attention_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.post_attention_layernorm, self.rms_norm_eps)?;

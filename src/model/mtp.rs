@@ -8,7 +8,7 @@ use super::embedding::{Embedding, OutputHead};
 use super::kv_cache::{KvCache, LayerCache};
 use super::layer::DecoderLayer;
 use super::load::Loader;
-use crate::backend::{Backend, Prediction};
+use crate::backend::{Backend, Places, Prediction};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 
 /// The MTP head.
@@ -61,7 +61,8 @@ impl<B: Backend> Mtp<B> {
         let h = backend.rms_norm(h, &self.hnorm, self.rms_norm_eps)?;
         let x = backend.matmul(&self.eh_proj, &backend.concat(&e, &h)?)?;
         // the decoder layer; without an indexer it leaves the selection at none and so attends to all positions
-        self.layer.forward(backend, x, cache, usize::MAX, &mut None)
+        let places = Places::after(backend.cache_len(&cache.kv), next.len());
+        self.layer.forward(backend, x, cache, &places, usize::MAX, &mut None)
     }
 
     /// Best ids after each row of [`Mtp::forward`]: x [n, d], `asked [n]`.

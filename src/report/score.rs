@@ -50,10 +50,25 @@ pub struct ScoreReport {
     pub loading_seconds: f64,
     /// Tokens through the layers per second, loading left out; null when nothing was computed.
     pub tokens_per_second: Option<f64>,
+    /// What that time went into; null when nothing was computed.
+    pub shares: Option<ScoreShares>,
     /// Largest anonymous memory seen while scoring, in bytes; null where nothing was scored or the system does not tell.
     pub peak_anonymous_bytes: Option<u64>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,
+}
+
+/// Shares of the time in which a model computed, loading left out: with a model as baseline, of both.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ScoreShares {
+    /// Routed experts, waiting for the disk left out.
+    pub experts: f64,
+    /// Attention and the choice of positions.
+    pub attention: f64,
+    /// All other products with matrices: projections, shared experts, the output head.
+    pub products: f64,
+    /// Waiting for experts from the disk.
+    pub disk: f64,
 }
 
 /// A file that was scored.
@@ -262,7 +277,7 @@ pub struct ScoreTaskDifference {
     pub acc: ScorePaired,
     /// By log-probability per character.
     pub acc_norm: ScorePaired,
-    /// Questions whose answer (by `acc_norm`) became right or wrong.
+    /// Questions whose answer became right or wrong: first by `acc`, then by `acc_norm`.
     pub flipped: Vec<ScoreFlipped>,
 }
 
@@ -288,6 +303,8 @@ pub struct ScorePaired {
 /// A question whose answer changed from right to wrong or back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ScoreFlipped {
+    /// By which answer: `acc` or `acc_norm`.
+    pub metric: String,
     /// Number of the row, from 1.
     pub row: u64,
     /// The right choice, from 0.

@@ -91,20 +91,29 @@ pub fn task(input: &Input, records: &[&Record]) -> Option<ScoreTaskDifference> {
     if input.kind != Kind::Task || both.is_empty() {
         return None;
     }
-    let flipped = |record: &&Record| {
-        let gold = record.gold?;
-        let (baseline, model) =
-            (baseline_answer(record, Normalization::Chars), own_answer(record, Normalization::Chars));
-        let flipped =
-            ScoreFlipped { row: record.row, gold: gold as u64, baseline: baseline as u64, model: model as u64 };
-        ((baseline == gold) != (model == gold)).then_some(flipped)
-    };
+    let by = [("acc", Normalization::Sum), ("acc_norm", Normalization::Chars)];
+    let flipped = by.into_iter().flat_map(|(metric, by)| both.iter().filter_map(move |r| flipped(metric, by, r)));
     Some(ScoreTaskDifference {
         task: input.name.clone(),
         n: both.len() as u64,
         acc: paired(&both, Normalization::Sum),
         acc_norm: paired(&both, Normalization::Chars),
-        flipped: both.iter().filter_map(flipped).collect(),
+        flipped: flipped.collect(),
+    })
+}
+
+/// A question whose answer became right or wrong.
+fn flipped(metric: &str, by: Normalization, record: &Record) -> Option<ScoreFlipped> {
+    let gold = record.gold?;
+    let (baseline, model) = (baseline_answer(record, by), own_answer(record, by));
+    let [row, gold_choice] = [record.row, gold as u64];
+    let (metric, baseline_choice, model_choice) = (metric.to_owned(), baseline as u64, model as u64);
+    ((baseline == gold) != (model == gold)).then_some(ScoreFlipped {
+        metric,
+        row,
+        gold: gold_choice,
+        baseline: baseline_choice,
+        model: model_choice,
     })
 }
 

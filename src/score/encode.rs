@@ -94,28 +94,53 @@ impl Encoder<'_> {
         self.continuation("", text)
     }
 
-    /// A line of a request file: `ctxlen contlen id…`.
+    /// A line of a request file.
     pub fn request(&self, line: &str) -> Result<Encoded, Reason> {
-        let malformed = |expected: String, found: String| -> Reason {
-            Box::new(move |row| FaultKind::RowMalformed { row, expected, found })
-        };
-        let numbers: Option<Vec<u64>> = line.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
-        let Some([ctxlen, contlen, ids @ ..]) = numbers.as_deref() else {
-            return Err(malformed("`ctxlen contlen id…`".into(), format!("{line:?}")));
-        };
-        let expected = ctxlen.checked_add(*contlen);
-        if expected != Some(ids.len() as u64) {
-            let expected = expected.map_or("fewer".to_owned(), |count| count.to_string());
-            return Err(malformed(format!("{expected} ids after `{ctxlen} {contlen}`"), ids.len().to_string()));
-        }
-        if let Some(&id) = ids.iter().find(|&&id| id >= self.vocab_size) {
-            let vocab_size = self.vocab_size;
-            return Err(Box::new(move |row| FaultKind::RowTokenId { row, id, vocab_size }));
-        }
-        let ids = ids.iter().map(|&id| id as u32).collect();
-        self.checked(Encoded { ids, start: *ctxlen as usize })
+        request(line, &self.bounds())
     }
 
+    fn checked(&self, encoded: Encoded) -> Result<Encoded, Reason> {
+        self.bounds().checked(encoded)
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds { vocab_size: self.vocab_size, max_tokens: self.max_tokens }
+    }
+}
+
+/// What a model takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Ids are below it.
+    pub vocab_size: u64,
+    /// Longest text in tokens, where config.json says one.
+    pub max_tokens: Option<u64>,
+}
+
+/// The ids of a line of a request file: `ctxlen contlen id…`, digits and spaces only.
+pub fn request(line: &str, bounds: &Bounds) -> Result<Encoded, Reason> {
+    let malformed = |expected: String, found: String| -> Reason {
+        Box::new(move |row| FaultKind::RowMalformed { row, expected, found })
+    };
+    let number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok())?;
+    let numbers: Option<Vec<u64>> = line.split_ascii_whitespace().map(number).collect();
+    let Some([ctxlen, contlen, ids @ ..]) = numbers.as_deref() else {
+        return Err(malformed("`ctxlen contlen id…`".into(), format!("{line:?}")));
+    };
+    let expected = ctxlen.checked_add(*contlen);
+    if expected != Some(ids.len() as u64) {
+        let expected = expected.map_or("fewer".to_owned(), |count| count.to_string());
+        return Err(malformed(format!("{expected} ids after `{ctxlen} {contlen}`"), ids.len().to_string()));
+    }
+    let vocab_size = bounds.vocab_size;
+    if let Some(&id) = ids.iter().find(|&&id| id >= vocab_size) {
+        return Err(Box::new(move |row| FaultKind::RowTokenId { row, id, vocab_size }));
+    }
+    let ids = ids.iter().map(|&id| id as u32).collect();
+    bounds.checked(Encoded { ids, start: *ctxlen as usize })
+}
+
+impl Bounds {
     fn checked(&self, encoded: Encoded) -> Result<Encoded, Reason> {
         let (tokens, vocab_size) = (encoded.ids.len(), self.vocab_size);
         if encoded.start >= tokens {

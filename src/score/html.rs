@@ -212,7 +212,7 @@ fn comparison(out: &mut String, report: &ScoreReport, baseline: &ScoreBaseline) 
         ]);
         ratios.push(Point { name: text.name.clone(), class: "model", value: text.ratio, interval: text.interval });
     }
-    *out += &table(&["", "baseline", "model", "difference [95 %]", "flipped", "McNemar p"], &rows);
+    *out += &table(&["figure", "baseline", "model", "difference [95 %]", "flipped", "McNemar p"], &rows);
     let threshold = baseline.threshold;
     if !points.is_empty() {
         let mut marks = vec![(0.0, "")];
@@ -263,6 +263,7 @@ fn flipped(out: &mut String, baseline: &ScoreBaseline) {
         let number = |choice: u64| (choice + 1).to_string();
         vec![
             format!("{} row {}", escape(&task.task), flipped.row),
+            flipped.metric.clone(),
             to.to_owned(),
             number(flipped.gold),
             number(flipped.baseline),
@@ -272,8 +273,8 @@ fn flipped(out: &mut String, baseline: &ScoreBaseline) {
     let rows: Vec<Vec<String>> = all.take(MAX_LISTED).map(row).collect();
     let _ = write!(
         out,
-        "<h3>Questions that flipped (acc_norm)</h3>\n{}",
-        table(&["question", "", "right choice", "baseline's", "model's"], &rows)
+        "<h3>Questions that flipped</h3>\n{}",
+        table(&["question", "by", "change", "right choice", "baseline's", "model's"], &rows)
     );
     if count > MAX_LISTED {
         let _ = writeln!(out, "<p class=\"note\">and {} more, in score.json</p>", count - MAX_LISTED);

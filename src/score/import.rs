@@ -43,6 +43,8 @@ pub struct Mismatch {
     pub expected: String,
     /// What was found.
     pub found: String,
+    /// Whether there is no answer at all.
+    pub unanswered: bool,
 }
 
 /// How the rows of a task are made into questions.
@@ -102,7 +104,17 @@ impl Template {
 }
 
 fn mismatch(expected: impl Into<String>, found: impl ToString) -> Mismatch {
-    Mismatch { expected: expected.into(), found: found.to_string() }
+    Mismatch { expected: expected.into(), found: found.to_string(), unanswered: false }
+}
+
+/// What is no answer, because it is something else or nothing.
+fn no_answer(key: &str, value: Option<&Value>) -> Mismatch {
+    let unanswered = match value {
+        None | Some(Value::Null) => true,
+        Some(Value::String(text)) => text.is_empty(),
+        _ => false,
+    };
+    Mismatch { unanswered, ..mismatch(format!("the number of a choice as `{key}`"), shown(value)) }
 }
 
 /// A value for a message.
@@ -131,7 +143,7 @@ fn number(row: &Row, key: &str) -> Result<usize, Mismatch> {
         _ => None,
     };
     let number = number.and_then(|number| usize::try_from(number).ok());
-    number.ok_or_else(|| mismatch(format!("the number of a choice as `{key}`"), shown(value)))
+    number.ok_or_else(|| no_answer(key, value))
 }
 
 fn pairs<S: AsRef<str>>(ctx: &str, choices: impl IntoIterator<Item = S>, delimiter: &str) -> Vec<Pair> {
@@ -145,7 +157,7 @@ fn plain(row: &Row) -> Result<Question, Mismatch> {
         Some(Value::Number(number)) => number.as_u64().and_then(|gold| usize::try_from(gold).ok()),
         _ => None,
     };
-    let gold = gold.ok_or_else(|| mismatch("the number of a choice as `gold`", shown(row.get("gold"))))?;
+    let gold = gold.ok_or_else(|| no_answer("gold", row.get("gold")))?;
     Ok(Question { pairs: pairs(text(row, "ctx")?, choices, ""), gold })
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::identity::sha256_of;
-use super::import::{Question, Row, Template};
+use super::import::{Mismatch, Question, Row, Template};
 use super::parquet;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::SourceFile;
@@ -113,6 +113,10 @@ impl Input {
             parquet: begins_with(path, parquet::MAGIC)?,
         };
         let refuse = |kind| Err(Fault::new(Place::file(path), kind).into());
+        if input.parquet && given.kind != Kind::Task {
+            let flag = if given.kind == Kind::Text { "--text" } else { "--requests" };
+            return refuse(FaultKind::InputParquet { flag });
+        }
         if begins_with(path, GZIP_MAGIC)? {
             return refuse(FaultKind::InputCompressed);
         }
@@ -134,7 +138,7 @@ impl Input {
             sample.offer(row);
             match content {
                 Ok(_) => good = true,
-                Err(kind) => first = first.or(Some(kind.to_string())),
+                Err(kind) => first = first.or(Some(kind)),
             }
         }
         (input.file_rows, input.rows) = (rows, rows);
@@ -142,7 +146,10 @@ impl Input {
             _ if good || given.kind == Kind::Requests && input.rows > 0 => {}
             None => return refuse(FaultKind::NoRows),
             Some(_) if array == Array::UnlessRows => return refuse(FaultKind::InputArray),
-            Some(first) => return refuse(FaultKind::NoGoodRow { rows: input.rows, first }),
+            Some(first) => {
+                let unanswered = matches!(first, FaultKind::RowUnanswered { .. });
+                return refuse(FaultKind::NoGoodRow { rows: input.rows, first: first.to_string(), unanswered });
+            }
         }
         if given.kind != Kind::Requests {
             input.selected = sample.rows();
@@ -202,7 +209,10 @@ impl Input {
                 };
                 let template = self.template.unwrap_or(Template::Plain);
                 let question = template.question(&object);
-                question.map(Content::Question).map_err(|wrong| malformed(wrong.expected, wrong.found))
+                question.map(Content::Question).map_err(|Mismatch { expected, found, unanswered }| match unanswered {
+                    true => FaultKind::RowUnanswered { row, expected, found },
+                    false => malformed(expected, found),
+                })
             }
         }
     }

@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::record::Record;
 use super::results::{Binding, RESULTS_FILE, Results};
 use super::{Job, Options};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::{Claim, DirectoryLock, is_same_file, write_whole};
+use crate::io::{Claim, DirectoryLock, is_same_file, read_small, write_whole};
+use crate::limits;
 use crate::part::Part;
-use crate::report::ScoreReport;
+use crate::report::{ScoreProbes, ScoreReport};
 
 /// Name of the report for programs.
 pub const REPORT_FILE: &str = "score.json";
@@ -23,6 +25,12 @@ pub struct Out {
     directory: PathBuf,
     part: Option<Part>,
     _lock: DirectoryLock,
+}
+
+/// Whether a directory is another one, or lies in it; it may not exist yet.
+fn is_inside(directory: &Path, other: &Path) -> bool {
+    let absolute = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    absolute.ancestors().any(|ancestor| is_same_file(ancestor, other))
 }
 
 /// Whether a directory holds results.
@@ -44,11 +52,14 @@ impl Out {
     /// results is refused.
     pub fn prepare(directory: &Path, model: &Path, options: &Options) -> Result<Out> {
         let refuse = |path: PathBuf, kind| Err(Fault::new(Place::file(path), kind));
-        if is_same_file(directory, model) {
+        if is_inside(directory, model) {
             return refuse(directory.to_owned(), FaultKind::ResultsInModel);
         }
         if directory.symlink_metadata().is_ok() && !directory.is_dir() {
             return refuse(directory.to_owned(), FaultKind::OutNotDirectory);
+        }
+        if options.finish && !directory.is_dir() {
+            return refuse(directory.to_owned(), FaultKind::NothingToJoin);
         }
         fs::create_dir_all(directory).map_err(|e| Fault::io("create the directory", directory, e))?;
         // Parts of one run work side by side.
@@ -80,20 +91,47 @@ impl Out {
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let mut parts: Vec<Part> = names.filter_map(|name| part_of(&name)).collect();
         parts.sort_unstable_by_key(|part| (part.of(), part.number()));
+        self.refuse_missing(&parts, results)?;
         for part in parts {
             results.merge(&self.directory.join(part_file(part)))?;
         }
         Ok(())
     }
 
+    /// Refuses parts of which some are not there, unless everything was joined before.
+    fn refuse_missing(&self, parts: &[Part], results: &Results) -> Result<()> {
+        let Some(of) = parts.iter().map(|part| part.of()).max() else {
+            let kind = FaultKind::NothingToJoin;
+            return if results.is_empty() { Err(Fault::new(Place::file(&self.directory), kind)) } else { Ok(()) };
+        };
+        // Parts of several divisions may make up the whole together; whether they do is seen when they are joined.
+        let alike = parts.iter().all(|part| part.of() == of);
+        let is_there = |number: &usize| parts.iter().any(|part| part.number() == *number);
+        let missing: Vec<String> = (1..=of).filter(|number| !is_there(number)).map(|n| format!("{n}/{of}")).collect();
+        match alike && results.is_empty() && !missing.is_empty() {
+            true => Err(Fault::new(Place::file(&self.directory), FaultKind::ScorePartsMissing { missing })),
+            false => Ok(()),
+        }
+    }
+
+    /// What the same model generated in an earlier run.
+    pub fn earlier_probes(&self, binding: &Binding) -> Option<ScoreProbes> {
+        let bytes = read_small(&self.directory.join(REPORT_FILE), limits::MAX_MANIFEST_BYTES).ok()?;
+        let report: ScoreReport = serde_json::from_slice(&bytes).ok()?;
+        let backend = format!("{} {}", report.backend, report.mode);
+        let theirs = [&report.model_sha256, &report.tokenizer_sha256, &report.prefix, &backend];
+        let same = theirs == [&binding.model, &binding.tokenizer, &binding.prefix, &binding.backend];
+        report.probes.filter(|_| same)
+    }
+
     /// Writes the reports, in place of those of an earlier run.
-    pub fn write(&self, report: &ScoreReport, job: &Job<'_>, results: &Results) -> Result<()> {
+    pub fn write(&self, report: &ScoreReport, job: &Job<'_>, records: &[Record]) -> Result<()> {
         let with_baseline = report.baseline.is_some();
         let mut json = serde_json::to_vec_pretty(report).expect("reports are plain data");
         json.push(b'\n');
         write_whole(&self.directory.join(REPORT_FILE), &json, true)?;
-        write_whole(&self.directory.join(TABLE_FILE), &super::summary::table(results, with_baseline), true)?;
-        let worst = super::worst::questions(job.inputs, &results.in_order(), with_baseline)?;
+        write_whole(&self.directory.join(TABLE_FILE), &super::summary::table(records, with_baseline), true)?;
+        let worst = super::worst::questions(job.inputs, records, with_baseline)?;
         write_whole(&self.directory.join(PAGE_FILE), super::html::page(report, &worst).as_bytes(), true)
     }
 }

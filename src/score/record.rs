@@ -1,13 +1,22 @@
 //! What is kept of every row, one line of JSON each.
 
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::distribution::Top;
 
 /// The result of one row.
+pub type Record = RecordOf<Top>;
+/// What a continuation got.
+pub type Scored = ScoredOf<Top>;
+/// A record whose distributions are passed over.
+pub type Lean = RecordOf<IgnoredAny>;
+
+/// The result of one row, with distributions of that type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+#[serde(bound(deserialize = "T: Deserialize<'de>"))]
+pub struct RecordOf<T> {
     /// Name of the input.
     pub input: String,
     /// Number of the row.
@@ -17,7 +26,7 @@ pub struct Record {
     pub gold: Option<usize>,
     /// What the row's continuations got: one for each choice of a question, else one. None if the row was excluded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub scores: Vec<Scored>,
+    pub scores: Vec<ScoredOf<T>>,
     /// Why the row has no scores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<Exclusion>,
@@ -26,9 +35,10 @@ pub struct Record {
     pub baseline: Option<String>,
 }
 
-/// What a continuation got.
+/// What a continuation got, with distributions of that type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Scored {
+#[serde(bound(deserialize = "T: Deserialize<'de>"))]
+pub struct ScoredOf<T> {
     /// Σ ln p(token | everything before it).
     pub logprob: f64,
     /// Tokens that were scored.
@@ -43,7 +53,7 @@ pub struct Scored {
     pub space: bool,
     /// The distribution before each token; empty in memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub top: Vec<Top>,
+    pub top: Vec<T>,
     /// What the baseline gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<Against>,
@@ -95,9 +105,14 @@ impl Record {
         let json = serde_json::to_string(self).expect("plain data");
         format!("{CHECK}{:0DIGITS$x}\",{}\n", XxHash3_64::oneshot_with_seed(seed, json.as_bytes()), &json[1..])
     }
+}
 
+impl<T> RecordOf<T> {
     /// Reads a line, without its end; the error says what is wrong.
-    pub fn parse(line: &str, seed: u64) -> Result<Record, String> {
+    pub fn parse(line: &str, seed: u64) -> Result<RecordOf<T>, String>
+    where
+        T: DeserializeOwned,
+    {
         let (check, rest) = line
             .strip_prefix(CHECK)
             .and_then(|rest| rest.split_at_checked(DIGITS))
@@ -111,10 +126,14 @@ impl Record {
         serde_json::from_str(&json).map_err(|e| e.to_string())
     }
 
-    /// The record without the distributions, for memory.
-    pub fn without_distributions(mut self) -> Record {
-        self.scores.iter_mut().for_each(|scored| scored.top = Vec::new());
-        self
+    /// The record without the distributions.
+    pub fn lean(self) -> Record {
+        let scored = |scored: ScoredOf<T>| {
+            let ScoredOf { logprob, tokens, greedy, chars, bytes, space, top: _, against } = scored;
+            ScoredOf { logprob, tokens, greedy, chars, bytes, space, top: Vec::new(), against }
+        };
+        let RecordOf { input, row, gold, scores, excluded, baseline } = self;
+        RecordOf { input, row, gold, scores: scores.into_iter().map(scored).collect(), excluded, baseline }
     }
 }
 
@@ -151,6 +170,6 @@ mod tests {
         for cut in 0..text.len() {
             assert!(Record::parse(&text[..cut], 5).is_err(), "{cut}");
         }
-        assert!(record.without_distributions().scores[0].top.is_empty());
+        assert!(record.lean().scores[0].top.is_empty());
     }
 }

@@ -9,11 +9,12 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::input::{Input, Kind};
-use super::record::Record;
+use super::record::{Lean, Record, RecordOf};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::NewFile;
 
@@ -98,15 +99,27 @@ fn header_line(binding: &Binding) -> String {
     serde_json::to_string(&header).expect("plain data") + "\n"
 }
 
-/// A line that was read.
-struct Line {
-    record: Record,
+/// Where a line is.
+#[derive(Debug, Clone, Copy)]
+struct Spot {
+    /// Its number, from 1.
+    line: u64,
     offset: u64,
+    /// Its end included.
     bytes: u64,
 }
 
+/// A line that was read.
+struct Line<T> {
+    record: RecordOf<T>,
+    spot: Spot,
+}
+
 /// The binding and the whole lines of a results file, one at a time; `each` gets every record with its place.
-fn scan(path: &Path, each: &mut dyn FnMut(Line) -> Result<()>) -> Result<Option<(Binding, u64)>> {
+fn scan<T: DeserializeOwned>(
+    path: &Path,
+    each: &mut dyn FnMut(Line<T>) -> Result<()>,
+) -> Result<Option<(Binding, u64)>> {
     let file = File::open(path).map_err(|e| Fault::io("open the file", path, e))?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
     let fault = |kind| Fault::new(Place::file(path), kind);
@@ -137,8 +150,8 @@ fn scan(path: &Path, each: &mut dyn FnMut(Line) -> Result<()>) -> Result<Option<
             seed = line_seed(&header.binding);
             binding = Some(header.binding);
         } else {
-            let record = Record::parse(text, seed).map_err(|message| damaged(number, message))?;
-            each(Line { record, offset, bytes })?;
+            let record = RecordOf::parse(text, seed).map_err(|message| damaged(number, message))?;
+            each(Line { record, spot: Spot { line: number, offset, bytes } })?;
         }
         offset += bytes;
     }
@@ -152,17 +165,29 @@ fn line_seed(binding: &Binding) -> u64 {
 /// Where a record is in its input: number of the input and of the row.
 pub type Key = (usize, u64);
 
-/// Results of a run, in memory and in a file where there is one.
+/// A record in the file.
+#[derive(Debug, Clone, Copy)]
+struct Written {
+    spot: Spot,
+    /// Which of the baselines it was compared with.
+    tag: Option<u32>,
+}
+
+/// Results of a run: in a file, or in memory where there is none.
 pub struct Results {
     path: PathBuf,
     file: Option<File>,
     binding: Binding,
     seed: u64,
     numbers: HashMap<String, usize>,
-    /// The newest record of each row, without distributions.
+    /// The newest record of each row, where there is no file; without distributions.
     records: HashMap<Key, Record>,
-    /// Its place in the file.
-    places: HashMap<Key, (u64, u64)>,
+    /// What is known of it where there is one.
+    places: HashMap<Key, Written>,
+    /// The baselines that records were compared with.
+    tags: Vec<String>,
+    /// Lines of the file.
+    lines: u64,
     end: u64,
     /// Whether the file holds the rows in order and each once.
     ordered: bool,
@@ -178,8 +203,20 @@ impl Results {
     fn new(path: PathBuf, file: Option<File>, binding: Binding) -> Results {
         let numbers = binding.inputs.iter().enumerate().map(|(number, input)| (input.name.clone(), number)).collect();
         let seed = line_seed(&binding);
-        let (records, places) = (HashMap::new(), HashMap::new());
-        Results { path, file, binding, seed, numbers, records, places, end: 0, ordered: true, last: None }
+        Results {
+            path,
+            file,
+            binding,
+            seed,
+            numbers,
+            records: HashMap::new(),
+            places: HashMap::new(),
+            tags: Vec::new(),
+            lines: 1,
+            end: 0,
+            ordered: true,
+            last: None,
+        }
     }
 
     /// Opens the results of an earlier run to continue them, or begins new ones. Those of anything else are refused.
@@ -206,27 +243,37 @@ impl Results {
     fn read(&mut self) -> Result<Option<u64>> {
         let path = self.path.clone();
         let mut lines = Vec::new();
-        let found = scan(&path, &mut |line| {
-            lines.push((line.record.without_distributions(), line.offset, line.bytes));
+        let found = scan(&path, &mut |line: Line<IgnoredAny>| {
+            lines.push((Head::of(&line.record), line.spot));
             Ok(())
         })?;
         let Some((binding, end)) = found else { return Ok(None) };
         if let Some((what, expected, found)) = self.binding.difference(&binding, true) {
             return Err(Fault::new(Place::file(&path), FaultKind::ResultsOther { what, expected, found }));
         }
-        for (record, offset, bytes) in lines {
-            self.keep(record, offset, bytes);
+        self.lines = 1 + lines.len() as u64;
+        for (head, spot) in lines {
+            self.keep(head, spot);
         }
         Ok(Some(end))
     }
 
-    fn keep(&mut self, record: Record, offset: u64, bytes: u64) {
-        let Some(&input) = self.numbers.get(&record.input) else { return };
-        let key = (input, record.row);
+    fn keep(&mut self, head: Head, spot: Spot) {
+        let Some(&input) = self.numbers.get(&head.input) else { return };
+        let key = (input, head.row);
         self.ordered &= self.last < Some(key);
         self.last = Some(key);
-        self.places.insert(key, (offset, bytes));
-        self.records.insert(key, record);
+        let tag = head.baseline.map(|tag| self.number_of(tag));
+        self.places.insert(key, Written { spot, tag });
+    }
+
+    fn number_of(&mut self, tag: String) -> u32 {
+        let known = self.tags.iter().position(|known| *known == tag);
+        let number = known.unwrap_or_else(|| {
+            self.tags.push(tag);
+            self.tags.len() - 1
+        });
+        number as u32
     }
 
     /// Keeps other runs from writing into the same file.
@@ -244,27 +291,45 @@ impl Results {
         &self.binding
     }
 
-    /// The record of a row.
-    pub fn get(&self, key: Key) -> Option<&Record> {
-        self.records.get(&key)
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.records.is_empty()
     }
 
-    /// Records in the order of the inputs, without distributions.
-    pub fn in_order(&self) -> Vec<&Record> {
-        let mut keys: Vec<&Key> = self.records.keys().collect();
+    /// Whether a row has a record, and the baseline that it was compared with.
+    pub fn get(&self, key: Key) -> Option<Option<&str>> {
+        let written = |place: &Written| place.tag.map(|tag| self.tags[tag as usize].as_str());
+        let kept = || self.records.get(&key).map(|record| record.baseline.as_deref());
+        self.places.get(&key).map(written).or_else(kept)
+    }
+
+    /// All records in the order of the inputs, without distributions: read again where they are in a file.
+    pub fn records(&self) -> Result<Vec<Record>> {
+        let mut keys: Vec<Key> = self.places.keys().chain(self.records.keys()).copied().collect();
         keys.sort_unstable();
-        keys.into_iter().map(|key| &self.records[key]).collect()
+        if self.path.as_os_str().is_empty() {
+            return Ok(keys.iter().map(|key| self.records[key].clone()).collect());
+        }
+        let reader = crate::io::SourceFile::open(&self.path)?;
+        let mut line = Vec::new();
+        let mut read = |key: &Key| read_line(&reader, self.places[key].spot, self.seed, &mut line).map(Lean::lean);
+        keys.iter().map(&mut read).collect()
     }
 
     /// Adds the records of some rows: they are in the file when this returns.
     pub fn add(&mut self, records: Vec<Record>) -> Result<()> {
         for record in records {
-            let line = if self.file.is_some() { record.line(self.seed) } else { String::new() };
-            if let Some(file) = &mut self.file {
-                let written = file.write_all(line.as_bytes()).and_then(|()| file.flush());
-                written.map_err(|e| Fault::io("write the file", &self.path, e))?;
-            }
-            self.keep(record.without_distributions(), self.end, line.len() as u64);
+            let Some(file) = &mut self.file else {
+                let input = self.numbers.get(&record.input).copied();
+                input.and_then(|input| self.records.insert((input, record.row), record.lean()));
+                continue;
+            };
+            let line = record.line(self.seed);
+            let written = file.write_all(line.as_bytes()).and_then(|()| file.flush());
+            written.map_err(|e| Fault::io("write the file", &self.path, e))?;
+            self.lines += 1;
+            let spot = Spot { line: self.lines, offset: self.end, bytes: line.len() as u64 };
+            self.keep(Head::of(&record), spot);
             self.end += line.len() as u64;
         }
         Ok(())
@@ -288,10 +353,11 @@ impl Results {
 
     /// Adds records whose rows have none yet, or one that was not compared with the same baseline.
     fn add_new(&mut self, records: Vec<Record>) -> Result<()> {
-        let numbers = &self.numbers;
-        let key = |record: &Record| Some((*numbers.get(&record.input)?, record.row));
-        let known = |record: &Record| key(record).and_then(|key| self.records.get(&key));
-        let new = records.into_iter().filter(|record| known(record).is_none_or(|old| is_newer(record, old)));
+        let known = |record: &Record| self.get((*self.numbers.get(&record.input)?, record.row));
+        // A record tells more of a row if it was compared with a baseline that the other was not compared with.
+        let is_newer =
+            |record: &Record, tag: Option<&str>| record.baseline.is_some() && record.baseline.as_deref() != tag;
+        let new = records.into_iter().filter(|record| known(record).is_none_or(|tag| is_newer(record, tag)));
         let new = new.collect();
         self.add(new)
     }
@@ -310,12 +376,14 @@ impl Results {
         let mut end = header.len() as u64;
         let mut keys: Vec<Key> = self.places.keys().copied().collect();
         keys.sort_unstable();
+        self.lines = 1;
         for key in keys {
-            let (offset, bytes) = self.places[&key];
+            let Written { spot: Spot { offset, bytes, .. }, tag } = self.places[&key];
             let mut line = vec![0; bytes as usize];
             reader.read_at(&mut line, offset)?;
             new.write_at(&line, end)?;
-            self.places.insert(key, (end, bytes));
+            self.lines += 1;
+            self.places.insert(key, Written { spot: Spot { line: self.lines, offset: end, bytes }, tag });
             end += bytes;
         }
         drop(reader);
@@ -326,27 +394,49 @@ impl Results {
     }
 }
 
-/// Whether a record tells more of a row: it was compared with a baseline that the other was not compared with.
-fn is_newer(record: &Record, other: &Record) -> bool {
-    record.baseline.is_some() && record.baseline != other.baseline
+/// What of a record is known without looking into the file.
+struct Head {
+    input: String,
+    row: u64,
+    baseline: Option<String>,
+}
+
+impl Head {
+    fn of<T>(record: &RecordOf<T>) -> Head {
+        Head { input: record.input.clone(), row: record.row, baseline: record.baseline.clone() }
+    }
+}
+
+/// The record of a line of a file that was read before.
+fn read_line<T: DeserializeOwned>(
+    file: &crate::io::SourceFile,
+    spot: Spot,
+    seed: u64,
+    line: &mut Vec<u8>,
+) -> Result<RecordOf<T>> {
+    line.resize(spot.bytes as usize - 1, 0);
+    file.read_at(line, spot.offset)?;
+    let damaged =
+        |message: String| Fault::new(Place::file(file.path()), FaultKind::ResultsDamaged { line: spot.line, message });
+    let text = std::str::from_utf8(line).map_err(|e| damaged(e.to_string()))?;
+    RecordOf::parse(text, seed).map_err(damaged)
 }
 
 /// Finished results of another model on the same rows.
 pub struct Stored {
-    path: PathBuf,
     file: crate::io::SourceFile,
     /// What they belong to.
     pub binding: Binding,
     seed: u64,
-    places: HashMap<(String, u64), (u64, u64)>,
+    places: HashMap<(String, u64), Spot>,
 }
 
 impl Stored {
     /// Opens results to compare with. They must be of the same rows, and complete for them.
     pub fn open(path: &Path, own: &Binding, inputs: &[Input]) -> Result<Stored, Faults> {
         let mut places = HashMap::new();
-        let found = scan(path, &mut |line| {
-            places.insert((line.record.input, line.record.row), (line.offset, line.bytes));
+        let found = scan(path, &mut |line: Line<IgnoredAny>| {
+            places.insert((line.record.input, line.record.row), line.spot);
             Ok(())
         })?;
         let fault = |kind| Fault::new(Place::file(path), kind);
@@ -369,17 +459,12 @@ impl Stored {
             return Err(fault(FaultKind::ResultsIncomplete { missing, total }).into());
         }
         let file = crate::io::SourceFile::open(path)?;
-        Ok(Stored { path: path.to_owned(), file, seed: line_seed(&binding), binding, places })
+        Ok(Stored { file, seed: line_seed(&binding), binding, places })
     }
 
     /// The whole record of a row.
     pub fn get(&self, input: &str, row: u64) -> Result<Option<Record>> {
-        let Some(&(offset, bytes)) = self.places.get(&(input.to_owned(), row)) else { return Ok(None) };
-        let mut line = vec![0; bytes as usize - 1];
-        self.file.read_at(&mut line, offset)?;
-        let damaged =
-            |message: String| Fault::new(Place::file(&self.path), FaultKind::ResultsDamaged { line: row, message });
-        let text = std::str::from_utf8(&line).map_err(|e| damaged(e.to_string()))?;
-        Record::parse(text, self.seed).map(Some).map_err(damaged)
+        let Some(&spot) = self.places.get(&(input.to_owned(), row)) else { return Ok(None) };
+        read_line(&self.file, spot, self.seed, &mut Vec::new()).map(Some)
     }
 }

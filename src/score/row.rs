@@ -1,13 +1,15 @@
-//! The score of one row.
+//! Scores of rows, many of them at once.
 
-use super::distribution::{Distribution, TOP_K, rounded};
+use super::distribution::{Distribution, TOP_K, Top, rounded};
 use super::encode::{Encoded, Encoder};
 use super::input::{Content, Input, Item};
+use super::plan::Ask;
 use super::record::{Against, Exclusion, Record, Scored};
 use super::results::Stored;
-use super::runner::{Hidden, Runner};
+use super::runner::Runner;
 use crate::backend::Backend;
 use crate::error::{FaultKind, Result};
+use crate::limits;
 use crate::model::Model;
 
 /// What a model is compared with.
@@ -17,24 +19,26 @@ pub enum Baseline<'m, 'b, B: Backend> {
     /// Results of an earlier run.
     Stored(&'m Stored),
     /// Another model, run beside it.
-    Model(Box<Runner<'m, 'b, B>>),
+    Model(&'m Model<'b, B>),
 }
 
-impl<'m, 'b, B: Backend> Baseline<'m, 'b, B> {
-    /// Another model.
-    pub fn model(model: &'m Model<'b, B>) -> Result<Self> {
-        Ok(Baseline::Model(Box::new(Runner::new(model)?)))
-    }
-}
-
-/// Scores rows with one model.
+/// Scores rows with one model: many at once.
 pub struct Scorer<'m, 'b, B: Backend> {
-    own: Runner<'m, 'b, B>,
-    baseline: Baseline<'m, 'b, B>,
+    runner: Runner<'m, 'b, B>,
+    stored: Option<&'m Stored>,
     encoder: &'m Encoder<'m>,
     /// Whether distributions are recorded.
     store: bool,
     tag: Option<String>,
+    /// Rows that wait for others, and their tokens.
+    waiting: Vec<Waiting>,
+    tokens: usize,
+}
+
+/// A row that has no result yet.
+struct Waiting {
+    record: Record,
+    texts: Result<Vec<Continuation>, FaultKind>,
 }
 
 /// A continuation with what is said of it beside its score.
@@ -48,11 +52,20 @@ struct Continuation {
 /// The texts of a row, or why it has none; and the right one.
 type Texts = (Result<Vec<Continuation>, FaultKind>, Option<usize>);
 
-/// What the baseline says of one text.
-enum Theirs<'r, B: Backend> {
-    None,
-    Stored(&'r Scored),
-    Model(&'r Runner<'r, 'r, B>, &'r Hidden<B>),
+/// What is said of one token.
+struct Said {
+    logprob: f64,
+    best: bool,
+    top: Option<Top>,
+    against: Option<Compared>,
+}
+
+/// How the baseline sees the same token.
+struct Compared {
+    logprob: f64,
+    best: bool,
+    agreed: bool,
+    kl: f64,
 }
 
 impl<'m, 'b, B: Backend> Scorer<'m, 'b, B> {
@@ -64,18 +77,25 @@ impl<'m, 'b, B: Backend> Scorer<'m, 'b, B> {
         store: bool,
         tag: Option<&str>,
     ) -> Result<Self> {
-        Ok(Scorer { own: Runner::new(model)?, baseline, encoder, store, tag: tag.map(str::to_owned) })
+        let (stored, theirs) = match baseline {
+            Baseline::None => (None, None),
+            Baseline::Stored(stored) => (Some(stored), None),
+            Baseline::Model(model) => (None, Some(model)),
+        };
+        let runner = Runner::new(model, theirs)?;
+        Ok(Scorer { runner, stored, encoder, store, tag: tag.map(str::to_owned), waiting: Vec::new(), tokens: 0 })
     }
 
     /// Tokens that went through the model's layers.
     pub fn computed(&self) -> u64 {
-        self.own.computed
+        self.runner.computed
     }
 
-    /// Scores a row, or says why it has no score.
-    pub fn score(&mut self, input: &Input, item: Item) -> Result<Record> {
+    /// Takes a row. Once enough of them wait they are scored: their records, in the order in which they came.
+    pub fn add(&mut self, input: &Input, item: Item) -> Result<Vec<Record>> {
         let (texts, gold) = self.texts(item.row, item.content)?;
-        let mut record = Record {
+        self.tokens += texts.iter().flatten().map(|text| text.encoded.ids.len()).sum::<usize>();
+        let record = Record {
             input: input.name.clone(),
             row: item.row,
             gold,
@@ -83,18 +103,83 @@ impl<'m, 'b, B: Backend> Scorer<'m, 'b, B> {
             excluded: None,
             baseline: self.tag.clone(),
         };
-        let scores = match texts {
-            Ok(texts) => self.scores(input, item.row, texts)?,
-            Err(kind) => Err(kind),
-        };
-        match scores {
-            Ok(scores) => record.scores = scores,
-            Err(kind) => {
-                record.excluded =
-                    Some(Exclusion { kind: kind.name().to_owned(), message: kind.to_string(), hint: kind.hint() });
+        self.waiting.push(Waiting { record, texts });
+        // Texts of one row have much in common, so these are fewer tokens that go through the layers.
+        let full = self.tokens >= limits::WAITING_TOKENS || self.waiting.len() >= limits::WAITING_ROWS;
+        if full { self.finish() } else { Ok(Vec::new()) }
+    }
+
+    /// Scores what waits.
+    pub fn finish(&mut self) -> Result<Vec<Record>> {
+        self.tokens = 0;
+        let mut waiting = std::mem::take(&mut self.waiting);
+        // Texts of all rows, one after the other, with their row and number there.
+        let mut places = Vec::new();
+        let mut encoded = Vec::new();
+        for (row, waiting) in waiting.iter_mut().enumerate() {
+            for (choice, text) in waiting.texts.iter_mut().flatten().enumerate() {
+                places.push((row, choice));
+                encoded.push(std::mem::replace(&mut text.encoded, Encoded { ids: Vec::new(), start: 0 }));
             }
         }
-        Ok(record)
+        let stored = match self.stored {
+            None => Vec::new(),
+            Some(stored) => {
+                let get = |waiting: &Waiting| stored.get(&waiting.record.input, waiting.record.row);
+                waiting.iter().map(get).collect::<Result<_>>()?
+            }
+        };
+        let theirs = |text: usize| {
+            let (row, choice) = places[text];
+            stored.get(row)?.as_ref()?.scores.get(choice)
+        };
+        let look = |asks: &[Ask], own: &[f32], logits: Option<&[f32]>| -> Vec<Option<Said>> {
+            let Some(own) = Distribution::of(own) else { return asks.iter().map(|_| None).collect() };
+            let top = self.store.then(|| own.top(TOP_K));
+            let other = logits.and_then(Distribution::of);
+            let kl = other.as_ref().map(|other| rounded(own.divergence_from(other)));
+            let of = |ask: &Ask| {
+                let against = match (&other, theirs(ask.text)) {
+                    (Some(other), _) => beside(&own, other, kl.unwrap_or_default(), ask.id),
+                    (None, Some(scored)) => scored.top.get(ask.at).map(|top| below(&own, top)),
+                    (None, None) => None,
+                };
+                said(&own, top.clone(), against, ask.id)
+            };
+            asks.iter().map(of).collect()
+        };
+        let mut answers = match encoded.is_empty() {
+            true => Vec::new(),
+            false => self.runner.run(&encoded, look)?,
+        }
+        .into_iter();
+        let mut records = Vec::with_capacity(waiting.len());
+        let mut text = 0;
+        for Waiting { mut record, texts } in waiting {
+            let scores = texts.and_then(|texts| {
+                let scores: Option<Vec<Scored>> = texts
+                    .into_iter()
+                    .zip(answers.by_ref())
+                    .map(|(continuation, answers)| {
+                        text += 1;
+                        scored(continuation, answers, theirs(text - 1))
+                    })
+                    // All of them are gone through, even behind one without a score.
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .collect();
+                scores.ok_or(FaultKind::RowNotFinite { row: record.row })
+            });
+            match scores {
+                Ok(scores) => record.scores = scores,
+                Err(kind) => {
+                    let (message, hint) = (kind.to_string(), kind.hint());
+                    record.excluded = Some(Exclusion { kind: kind.name().to_owned(), message, hint });
+                }
+            }
+            records.push(record);
+        }
+        Ok(records)
     }
 
     fn texts(&self, row: u64, content: Result<Content, FaultKind>) -> Result<Texts> {
@@ -129,95 +214,58 @@ impl<'m, 'b, B: Backend> Scorer<'m, 'b, B> {
             }
         })
     }
-
-    fn scores(&mut self, input: &Input, row: u64, texts: Vec<Continuation>) -> Result<Result<Vec<Scored>, FaultKind>> {
-        let encoded: Vec<Encoded> = texts.iter().map(|text| text.encoded.clone()).collect();
-        let hidden = self.own.run(&encoded)?;
-        let (mut record, mut their_hidden) = (None, Vec::new());
-        match &mut self.baseline {
-            Baseline::None => {}
-            Baseline::Stored(stored) => record = stored.get(&input.name, row)?,
-            Baseline::Model(theirs) => their_hidden = theirs.run(&encoded)?,
-        }
-        let mut scores = Vec::with_capacity(texts.len());
-        for (i, text) in texts.into_iter().enumerate() {
-            let theirs = match (&self.baseline, &record) {
-                (Baseline::Model(runner), _) => Theirs::Model(runner, &their_hidden[i]),
-                (_, Some(record)) => record.scores.get(i).map_or(Theirs::None, Theirs::Stored),
-                _ => Theirs::None,
-            };
-            match self.scored(&text, &hidden[i], &theirs)? {
-                Some(scored) => scores.push(scored),
-                None => return Ok(Err(FaultKind::RowNotFinite { row })),
-            }
-        }
-        Ok(Ok(scores))
-    }
-
-    /// The score of one text; `None` if a logit is not finite.
-    fn scored(&self, text: &Continuation, hidden: &Hidden<B>, theirs: &Theirs<'_, B>) -> Result<Option<Scored>> {
-        let (ids, vocab_size) = (&text.encoded.ids[text.encoded.start..], self.encoder.vocab_size as usize);
-        let mut scored = Scored {
-            logprob: 0.0,
-            tokens: ids.len() as u64,
-            greedy: true,
-            chars: text.chars,
-            bytes: text.bytes,
-            space: text.space,
-            top: Vec::new(),
-            against: None,
-        };
-        let mut against = Against { logprob: 0.0, greedy: true, agreed: 0, kl: Vec::new() };
-        let (mut their_logits, mut their_first) = (Vec::new(), 0);
-        let mut at = 0;
-        while at < ids.len() {
-            let logits = self.own.logits(hidden, at)?;
-            for logits in logits.chunks_exact(vocab_size) {
-                let Some(own) = Distribution::of(logits) else { return Ok(None) };
-                let logprob = own.logprob(ids[at]);
-                if !logprob.is_finite() {
-                    return Ok(None);
-                }
-                scored.logprob += logprob;
-                scored.greedy &= own.best == ids[at];
-                if self.store {
-                    scored.top.push(own.top(TOP_K));
-                }
-                if let Theirs::Model(runner, hidden) = theirs {
-                    if at >= their_first + their_logits.len() / vocab_size {
-                        (their_logits, their_first) = (runner.logits(hidden, at)?, at);
-                    }
-                    let logits = &their_logits[(at - their_first) * vocab_size..][..vocab_size];
-                    compare(&mut against, &own, logits, ids[at]);
-                }
-                if let Some(top) = stored_top(theirs, at) {
-                    against.agreed += u64::from(top.ids.first() == Some(&own.best));
-                    against.kl.push(rounded(own.divergence_from_top(top)));
-                }
-                at += 1;
-            }
-        }
-        if let Theirs::Stored(stored) = theirs {
-            (against.logprob, against.greedy) = (stored.logprob, stored.greedy);
-        }
-        // A baseline without a score, or with another number of tokens, is compared with nothing.
-        scored.against = Some(against).filter(|against| against.kl.len() == ids.len());
-        Ok(Some(scored))
-    }
 }
 
-/// Compares with the baseline's logits [V]. Where they are not finite nothing is added.
-fn compare(against: &mut Against, own: &Distribution<'_>, logits: &[f32], id: u32) {
-    let Some(theirs) = Distribution::of(logits).filter(|theirs| theirs.logprob(id).is_finite()) else { return };
-    against.logprob += theirs.logprob(id);
-    against.greedy &= theirs.best == id;
-    against.agreed += u64::from(theirs.best == own.best);
-    against.kl.push(rounded(own.divergence_from(&theirs)));
+/// What the model says of a token; `None` if it is not finite.
+fn said(own: &Distribution<'_>, top: Option<Top>, against: Option<Compared>, id: u32) -> Option<Said> {
+    let logprob = own.logprob(id);
+    logprob.is_finite().then_some(Said { logprob, best: own.best == id, top, against })
 }
 
-fn stored_top<'r, B: Backend>(theirs: &Theirs<'r, B>, at: usize) -> Option<&'r super::distribution::Top> {
-    match theirs {
-        Theirs::Stored(scored) => scored.top.get(at),
-        _ => None,
+/// What another model's distribution says beside it. Where it is not finite nothing is said.
+fn beside(own: &Distribution<'_>, theirs: &Distribution<'_>, kl: f64, id: u32) -> Option<Compared> {
+    let logprob = theirs.logprob(id);
+    let (best, agreed) = (theirs.best == id, theirs.best == own.best);
+    logprob.is_finite().then_some(Compared { logprob, best, agreed, kl })
+}
+
+/// What a stored top says; its sums are stored, too.
+fn below(own: &Distribution<'_>, top: &Top) -> Compared {
+    let agreed = top.ids.first() == Some(&own.best);
+    Compared { logprob: 0.0, best: true, agreed, kl: rounded(own.divergence_from_top(top)) }
+}
+
+/// The score of a continuation from what is said of its tokens; `None` if something of it is not finite.
+fn scored(continuation: Continuation, said: Vec<Option<Said>>, stored: Option<&Scored>) -> Option<Scored> {
+    let Continuation { chars, bytes, space, .. } = continuation;
+    let tokens = said.len();
+    let mut scored = Scored {
+        logprob: 0.0,
+        tokens: tokens as u64,
+        greedy: true,
+        chars,
+        bytes,
+        space,
+        top: Vec::new(),
+        against: None,
+    };
+    let mut against = Against { logprob: 0.0, greedy: true, agreed: 0, kl: Vec::new() };
+    for said in said {
+        let said = said?;
+        scored.logprob += said.logprob;
+        scored.greedy &= said.best;
+        scored.top.extend(said.top);
+        if let Some(compared) = said.against {
+            against.logprob += compared.logprob;
+            against.greedy &= compared.best;
+            against.agreed += u64::from(compared.agreed);
+            against.kl.push(compared.kl);
+        }
     }
+    if let Some(stored) = stored {
+        (against.logprob, against.greedy) = (stored.logprob, stored.greedy);
+    }
+    // A baseline without a score, or with another number of tokens, is compared with nothing.
+    scored.against = Some(against).filter(|against| against.kl.len() == tokens);
+    Some(scored)
 }

@@ -1,186 +1,173 @@
-//! Runs a model along the continuations of a row. What they share is computed once.
+//! Runs a model, and a baseline beside it, along the continuations of many rows at once.
 
-use std::sync::Arc;
+use rayon::prelude::*;
 
 use super::encode::Encoded;
+use super::plan::{Ask, Piece, Plan, keepable};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::limits;
+use crate::model::Model;
 use crate::model::kv_cache::KvCache;
-use crate::model::{CHUNK_ROWS, Model};
 
-/// A model with the cache of the text that it saw last.
+/// A model, and perhaps another one beside it, with the caches of the text that both saw last.
 pub struct Runner<'m, 'b, B: Backend> {
-    model: &'m Model<'b, B>,
-    cache: KvCache<B>,
-    /// The ids that are in the cache.
-    seen: Vec<u32>,
+    own: Side<'m, 'b, B>,
+    theirs: Option<Side<'m, 'b, B>>,
+    /// The text that the caches hold from their first row on.
+    held: Vec<u32>,
     /// Tokens that went through the layers.
     pub computed: u64,
 }
 
-/// Rows of the residual stream, in order: after each token that stands right before a scored one.
-pub struct Hidden<B: Backend> {
-    pieces: Vec<Arc<B::Rows>>,
+struct Side<'m, 'b, B: Backend> {
+    model: &'m Model<'b, B>,
+    cache: KvCache<B>,
+}
+
+impl<'m, 'b, B: Backend> Side<'m, 'b, B> {
+    fn new(model: &'m Model<'b, B>) -> Result<Self> {
+        Ok(Side { model, cache: model.cache(None)? })
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        self.cache.truncate(self.model.backend(), rows);
+    }
+
+    /// The rows of the residual stream after which something is asked.
+    fn forward(&mut self, piece: &Piece<'_>, asked: &[usize]) -> Result<B::Rows> {
+        let x = self.model.forward_at(&mut self.cache, piece.ids, &piece.places)?;
+        self.model.backend().take(&x, asked)
+    }
+
+    /// Logits after some rows [n, V], one row after the other.
+    fn logits(&self, x: &B::Rows, rows: std::ops::Range<usize>) -> Result<Vec<f32>> {
+        let backend = self.model.backend();
+        let rows = backend.slice(x, rows, 0..backend.shape(x).1)?;
+        backend.read(&self.model.logits(&rows)?)
+    }
 }
 
 impl<'m, 'b, B: Backend> Runner<'m, 'b, B> {
-    /// A model that has seen nothing.
-    pub fn new(model: &'m Model<'b, B>) -> Result<Self> {
-        Ok(Runner { model, cache: model.cache(None)?, seen: Vec::new(), computed: 0 })
+    /// Models that have seen nothing.
+    pub fn new(model: &'m Model<'b, B>, theirs: Option<&'m Model<'b, B>>) -> Result<Self> {
+        let theirs = theirs.map(Side::new).transpose()?;
+        Ok(Runner { own: Side::new(model)?, theirs, held: Vec::new(), computed: 0 })
     }
 
     /// The model.
     pub fn model(&self) -> &'m Model<'b, B> {
-        self.model
+        self.own.model
     }
 
-    /// Runs the texts of one row, one after the other: what all of them begin with goes through the layers once, and what
-    /// the row before began with not again.
-    pub fn run(&mut self, texts: &[Encoded]) -> Result<Vec<Hidden<B>>> {
-        let shared = shared(texts);
-        // The last shared token goes through again: the row after it is needed.
-        self.rewind(&texts[0].ids[..shared - 1]);
-        let after_shared = self.forward(&texts[0].ids, shared)?;
-        let last = after_shared.last().expect("at least the last shared token went through");
-        let last = Arc::new(self.model.backend().slice(last, self.last_row(last), self.width(last))?);
-        let mut all = Vec::with_capacity(texts.len());
-        for text in texts {
-            self.rewind(&text.ids[..shared]);
-            let from = self.seen.len();
-            let pieces = self.forward(&text.ids, text.ids.len() - 1)?;
-            all.push(self.before_scored(text, from, &last, pieces)?);
-        }
-        Ok(all)
-    }
-
-    /// The rows after the tokens from `start` − 1 to the last but one; `pieces` are those from position `from` on, which is
-    /// where the shared part ends, or 0 for a text that shares nothing.
-    fn before_scored(
-        &self,
-        text: &Encoded,
-        from: usize,
-        last_shared: &Arc<B::Rows>,
-        pieces: Vec<B::Rows>,
-    ) -> Result<Hidden<B>> {
-        let mut rows = Vec::with_capacity(pieces.len() + 1);
-        if text.start == from {
-            rows.push(last_shared.clone());
-        }
-        let mut position = from;
-        for piece in pieces {
-            let count = self.model.backend().shape(&piece).0;
-            let skip = (text.start - 1).saturating_sub(position).min(count);
-            if skip == 0 {
-                rows.push(Arc::new(piece));
-            } else if skip < count {
-                rows.push(Arc::new(self.model.backend().slice(&piece, skip..count, self.width(&piece))?));
+    /// Runs texts. `look` is called for every token after which something is asked, with the logits `[V]` of the model and
+    /// of the other one, and answers each question: the answers of each text, in the order of its scored tokens.
+    pub fn run<T: Send>(
+        &mut self,
+        texts: &[Encoded],
+        look: impl Fn(&[Ask], &[f32], Option<&[f32]>) -> Vec<T> + Sync,
+    ) -> Result<Vec<Vec<T>>> {
+        self.held.truncate(keepable(&self.held, texts));
+        let plan = Plan::new(&self.held, texts);
+        self.truncate(self.held.len());
+        let mut answers: Vec<Vec<Option<T>>> =
+            texts.iter().map(|text| std::iter::repeat_with(|| None).take(text.tokens()).collect()).collect();
+        for piece in plan.pieces(limits::BATCH_ROWS) {
+            let answered = self.piece(&piece, &look);
+            // A cache that has not all of the plan holds no text.
+            if answered.is_err() {
+                self.held.clear();
             }
-            position += count;
-        }
-        Ok(Hidden { pieces: rows })
-    }
-
-    /// Forgets what the next text does not begin with.
-    fn rewind(&mut self, ids: &[u32]) {
-        let same = self.seen.iter().zip(ids).take_while(|(a, b)| a == b).count();
-        self.seen.truncate(same);
-        self.cache.truncate(self.model.backend(), same);
-    }
-
-    /// Runs the text from where the cache is up to `end`.
-    fn forward(&mut self, ids: &[u32], end: usize) -> Result<Vec<B::Rows>> {
-        let mut pieces = Vec::new();
-        for chunk in ids[self.seen.len().min(end)..end].chunks(CHUNK_ROWS) {
-            pieces.push(self.model.forward(&mut self.cache, chunk)?);
-            self.seen.extend(chunk);
-            self.computed += chunk.len() as u64;
-        }
-        Ok(pieces)
-    }
-
-    fn last_row(&self, rows: &B::Rows) -> std::ops::Range<usize> {
-        let count = self.model.backend().shape(rows).0;
-        count - 1..count
-    }
-
-    fn width(&self, rows: &B::Rows) -> std::ops::Range<usize> {
-        0..self.model.backend().shape(rows).1
-    }
-
-    /// The logits after rows `from` and following, at most [`limits::LOGIT_ROWS`]: [n, V] one after the other.
-    pub fn logits(&self, hidden: &Hidden<B>, from: usize) -> Result<Vec<f32>> {
-        let (backend, mut from) = (self.model.backend(), from);
-        for piece in &hidden.pieces {
-            let (count, width) = backend.shape(piece);
-            if from < count {
-                let end = count.min(from + limits::LOGIT_ROWS);
-                let rows = backend.slice(piece, from..end, 0..width)?;
-                return backend.read(&self.model.logits(&rows)?);
+            for (ask, answer) in answered? {
+                answers[ask.text][ask.at] = Some(answer);
             }
-            from -= count;
+            self.computed += piece.ids.len() as u64;
         }
-        Ok(Vec::new())
+        self.held = plan.held(&self.held);
+        let whole =
+            |answers: Vec<Option<T>>| answers.into_iter().map(|answer| answer.expect("all was asked")).collect();
+        Ok(answers.into_iter().map(whole).collect())
     }
-}
 
-/// How many tokens all texts begin with, of those before the first scored one of any; at least 1.
-fn shared(texts: &[Encoded]) -> usize {
-    let first = &texts[0];
-    let with = |text: &Encoded| {
-        let same = first.ids.iter().zip(&text.ids).take_while(|(a, b)| a == b).count();
-        same.min(text.start)
-    };
-    // Texts that differ from the first token on share nothing; each then goes through from its beginning.
-    texts.iter().map(with).min().unwrap_or(0).max(1)
+    fn truncate(&mut self, rows: usize) {
+        self.own.truncate(rows);
+        if let Some(theirs) = &mut self.theirs {
+            theirs.truncate(rows);
+        }
+    }
+
+    fn piece<T: Send>(
+        &mut self,
+        piece: &Piece<'_>,
+        look: &(impl Fn(&[Ask], &[f32], Option<&[f32]>) -> Vec<T> + Sync),
+    ) -> Result<Vec<(Ask, T)>> {
+        let asked: Vec<usize> = (0..piece.ids.len()).filter(|&row| !piece.asks[row].is_empty()).collect();
+        let own = self.own.forward(piece, &asked)?;
+        let theirs = self.theirs.as_mut().map(|theirs| theirs.forward(piece, &asked)).transpose()?;
+        let vocab_size = self.own.model.config().vocab_size as usize;
+        let mut answers = Vec::new();
+        for first in (0..asked.len()).step_by(limits::LOGIT_ROWS) {
+            let rows = first..asked.len().min(first + limits::LOGIT_ROWS);
+            let own = self.own.logits(&own, rows.clone())?;
+            let theirs = match (&self.theirs, &theirs) {
+                (Some(side), Some(x)) => side.logits(x, rows.clone())?,
+                _ => Vec::new(),
+            };
+            let of_row = |(row, &asked): (usize, &usize)| {
+                let logits = |all: &[f32]| row * vocab_size..all.len().min((row + 1) * vocab_size);
+                let theirs = (!theirs.is_empty()).then(|| &theirs[logits(&theirs)]);
+                let asks = &piece.asks[asked];
+                asks.iter().copied().zip(look(asks, &own[logits(&own)], theirs)).collect::<Vec<_>>()
+            };
+            let found: Vec<Vec<(Ask, T)>> =
+                asked[rows].par_iter().enumerate().map(|(row, asked)| of_row((row, asked))).collect();
+            answers.extend(found.into_iter().flatten());
+        }
+        Ok(answers)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
+    use crate::backend::cpu::Cpu;
     use crate::backend::reference::Reference;
     use crate::model::testing::Synthetic;
     use crate::score::distribution::Distribution;
 
-    /// Σ ln p of each text with a runner of its own, without any sharing.
-    fn alone(model: &Model<'_, Reference>, texts: &[Encoded]) -> Vec<f64> {
+    fn text(ids: &[u32], start: usize) -> Encoded {
+        Encoded { ids: ids.to_vec(), start }
+    }
+
+    /// ln p of each scored token, each text by itself.
+    fn alone<B: Backend>(model: &Model<'_, B>, texts: &[Encoded]) -> Vec<Vec<f64>> {
         let of = |text: &Encoded| {
             let predictions = model.teacher_forced(&text.ids, None).unwrap();
-            predictions[text.start - 1..text.ids.len() - 1].iter().map(|p| p.logprob().unwrap()).sum()
+            predictions[text.start - 1..text.ids.len() - 1].iter().map(|p| p.logprob().unwrap()).collect()
         };
         texts.iter().map(of).collect()
     }
 
-    fn together(runner: &mut Runner<'_, '_, Reference>, texts: &[Encoded]) -> Vec<f64> {
-        let hidden = runner.run(texts).unwrap();
-        let of = |(text, hidden): (&Encoded, &Hidden<Reference>)| {
-            let (mut sum, mut at) = (0.0, text.start);
-            while at < text.ids.len() {
-                let logits = runner.logits(hidden, at - text.start).unwrap();
-                assert!(!logits.is_empty());
-                for logits in logits.chunks(40) {
-                    sum += Distribution::of(logits).unwrap().logprob(text.ids[at]);
-                    at += 1;
-                }
-            }
-            assert!(runner.logits(hidden, at - text.start).unwrap().is_empty());
-            sum
+    fn together<B: Backend>(runner: &mut Runner<'_, '_, B>, texts: &[Encoded]) -> Vec<Vec<f64>> {
+        let look = |asks: &[Ask], logits: &[f32], _: Option<&[f32]>| {
+            let distribution = Distribution::of(logits).unwrap();
+            asks.iter().map(|ask| distribution.logprob(ask.id)).collect()
         };
-        texts.iter().zip(&hidden).map(of).collect()
+        runner.run(texts, look).unwrap()
     }
 
     #[test]
     fn sharing_changes_nothing() {
         let backend = Reference::default();
         let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
-        let text = |ids: &[u32], start| Encoded { ids: ids.to_vec(), start };
-        let mut runner = Runner::new(&model).unwrap();
-        let rows: [&[Encoded]; 6] = [
+        let mut runner = Runner::new(&model, None).unwrap();
+        let batches: [&[Encoded]; 6] = [
             // One context, choices of several lengths, one of them a single token.
             &[text(&[1, 2, 3, 4, 5], 3), text(&[1, 2, 3, 9], 3), text(&[1, 2, 3, 4, 6, 7, 8], 3)],
-            // The next row begins like the one before.
+            // What comes next begins like what came before.
             &[text(&[1, 2, 3, 11, 12], 4), text(&[1, 2, 3, 11, 13, 14], 4)],
             // A boundary inside a token: one text starts earlier.
             &[text(&[1, 2, 3, 4, 5, 6], 4), text(&[1, 2, 30, 31], 2)],
@@ -190,12 +177,53 @@ mod tests {
             &[text(&[5, 6, 7], 1), text(&[6, 7, 8], 2), text(&[5, 6, 7], 1)],
             &[text(&(0..39).collect::<Vec<u32>>(), 1)],
         ];
-        for texts in rows {
+        for texts in batches {
             assert_eq!(together(&mut runner, texts), alone(&model, texts), "{texts:?}");
         }
-        // 3 shared tokens, then 1, 0 and 3.
-        let mut runner = Runner::new(&model).unwrap();
-        runner.run(rows[0]).unwrap();
-        assert_eq!(runner.computed, 7);
+        // 4 tokens of the first text, none of the second, 2 of the third.
+        let mut runner = Runner::new(&model, None).unwrap();
+        together(&mut runner, batches[0]);
+        assert_eq!(runner.computed, 6);
+        // The first three are there; 11 for both, 13 for one.
+        together(&mut runner, batches[1]);
+        assert_eq!(runner.computed, 8);
+    }
+
+    #[test]
+    fn two_models_see_the_same_texts() {
+        let backend = Reference::default();
+        let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+        let bare = Synthetic::new(json!({})).only(|name| !name.contains("indexer"));
+        let other = Model::load(&bare, &backend).unwrap();
+        let texts = [text(&(0..12).collect::<Vec<u32>>(), 3), text(&[0, 1, 2, 3, 4, 5, 6, 30, 31], 2)];
+        let mut runner = Runner::new(&model, Some(&other)).unwrap();
+        let look = |asks: &[Ask], own: &[f32], theirs: Option<&[f32]>| {
+            let [own, theirs] = [own, theirs.unwrap()].map(|logits| Distribution::of(logits).unwrap());
+            asks.iter().map(|ask| (own.logprob(ask.id), theirs.logprob(ask.id))).collect()
+        };
+        let both = runner.run(&texts, look).unwrap();
+        let side = |of: fn(&(f64, f64)) -> f64| -> Vec<Vec<f64>> {
+            both.iter().map(|answers| answers.iter().map(of).collect()).collect()
+        };
+        assert_eq!((side(|pair| pair.0), side(|pair| pair.1)), (alone(&model, &texts), alone(&other, &texts)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn any_batches_say_the_same(
+            // Few tokens, so that texts have much in common.
+            texts in proptest::collection::vec((proptest::collection::vec(0u32..3, 2..14), 0usize..14), 1..12),
+            cut in 1usize..12,
+        ) {
+            let backend = Cpu::default();
+            let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+            let texts: Vec<Encoded> = texts.iter().map(|(ids, start)| text(ids, 1 + start % (ids.len() - 1))).collect();
+            let mut runner = Runner::new(&model, None).unwrap();
+            let expected = alone(&model, &texts);
+            let in_batches: Vec<Vec<f64>> = texts.chunks(cut).flat_map(|texts| together(&mut runner, texts)).collect();
+            prop_assert_eq!(in_batches, expected);
+        }
     }
 }

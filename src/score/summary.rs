@@ -6,7 +6,6 @@ use super::distribution::TOP_K;
 use super::identity::Identity;
 use super::input::Input;
 use super::record::Record;
-use super::results::Results;
 use super::{Compared, Job, compare, metrics};
 use crate::report::{ScoreBaseline, ScoreExcluded, ScoreInput, ScoreReport, ScoreRequest, Verdict};
 use crate::weights::ModelKind;
@@ -20,12 +19,13 @@ const _: () = assert!(TOP_K == 16);
 /// The report of these results. What only the run knows is left at nothing.
 pub fn report(
     job: &Job<'_>,
-    results: &Results,
+    records: &[Record],
     identity: &Identity,
     kind: ModelKind,
     baseline: Option<&Compared>,
 ) -> ScoreReport {
-    let records = results.in_order();
+    let records: Vec<&Record> = records.iter().collect();
+    let (backend, mode) = super::run::backend(job.options.device());
     // Figures of a part would look like those of the whole.
     let whole = job.options.part.is_none();
     let of_input = |input: &Input| metrics::of(&records, input);
@@ -43,8 +43,8 @@ pub fn report(
         model_sha256: identity.model_sha256.clone(),
         tokenizer_sha256: identity.tokenizer_sha256.clone(),
         prefix: job.encoder.prefix.to_owned(),
-        backend: super::backend().0.to_owned(),
-        mode: super::backend().1.to_owned(),
+        backend: backend.to_owned(),
+        mode: mode.to_owned(),
         part,
         inputs: job.inputs.iter().map(|input| described(job, input)).collect(),
         verdict,
@@ -58,6 +58,7 @@ pub fn report(
         seconds: 0.0,
         loading_seconds: 0.0,
         tokens_per_second: None,
+        shares: None,
         peak_anonymous_bytes: None,
         warnings: Vec::new(),
     }
@@ -136,7 +137,7 @@ fn excluded(job: &Job<'_>, record: &Record) -> Option<ScoreExcluded> {
 }
 
 /// Every continuation as a row of CSV. Without a baseline what an earlier one said is left out.
-pub fn table(results: &Results, with_baseline: bool) -> Vec<u8> {
+pub fn table(records: &[Record], with_baseline: bool) -> Vec<u8> {
     let mut table = csv::Writer::from_writer(Vec::new());
     let header = [
         "input",
@@ -153,7 +154,7 @@ pub fn table(results: &Results, with_baseline: bool) -> Vec<u8> {
         "excluded",
     ];
     let _ = table.write_record(header);
-    for record in results.in_order() {
+    for record in records {
         let gold = record.gold.map_or(String::new(), |gold| gold.to_string());
         if let Some(exclusion) = &record.excluded {
             let row = record.row.to_string();

@@ -32,9 +32,9 @@ fn badness(record: &Record, with_baseline: bool) -> Option<f64> {
 
 /// The worst questions of all tasks, the worst first, with their texts. Without a baseline what an earlier one said does
 /// not count.
-pub fn questions(inputs: &[Input], records: &[&Record], with_baseline: bool) -> Result<Vec<WorstQuestion>> {
-    let scored = |record: &&&Record| record.excluded.is_none() && record.gold.is_some();
-    let rated = records.iter().filter(scored).filter_map(|record| Some((badness(record, with_baseline)?, *record)));
+pub fn questions(inputs: &[Input], records: &[Record], with_baseline: bool) -> Result<Vec<WorstQuestion>> {
+    let scored = |record: &&Record| record.excluded.is_none() && record.gold.is_some();
+    let rated = records.iter().filter(scored).filter_map(|record| Some((badness(record, with_baseline)?, record)));
     let mut rated: Vec<(f64, &Record)> = rated.filter(|(badness, _)| *badness > 0.0).collect();
     rated.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.input.cmp(&b.1.input)).then(a.1.row.cmp(&b.1.row)));
     rated.truncate(SHOWN);

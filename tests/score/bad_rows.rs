@@ -166,6 +166,7 @@ fn inputs_that_cannot_be_scored() {
     for (path, kind) in [
         (file("empty", ""), "no-rows"),
         (file("blank", "\n\n"), "no-rows"),
+        (file("unlabelled", "{\"goal\": \"a\", \"sol1\": \"b\", \"sol2\": \"c\"}\n"), "no-good-row"),
         (file("other", "{\"prompt\": 1}\n"), "task-unknown"),
         (file("bad", "{\"ctx\": 1}\n[]\n"), "no-good-row"),
         (file("array", &format!("[{GOOD},\n{GOOD}]\n")), "input-array"),
@@ -211,6 +212,7 @@ fn flags() {
     let directory = TempDir::new().unwrap();
     let task = format!("t={}", written(directory.path(), "t", GOOD).display());
     let out = directory.path().join("out");
+    let parquet = written(directory.path(), "p", "PAR1").display().to_string();
     for (arguments, kind) in [
         (&[][..], "nothing-to-score"),
         (&["--task", "file.jsonl"], "flag-value"),
@@ -221,6 +223,8 @@ fn flags() {
         (&["--task", &task, "--part", "1/2"], "flag-needs"),
         (&["--task", &task, "--finish"], "flag-needs"),
         (&["--task", &task, "--limit", "0"], "flag-value"),
+        (&["--text", &format!("t={parquet}")], "input-parquet"),
+        (&["--requests", &parquet], "input-parquet"),
         (&["--task", &task, "--device", "cuda:1"], "not-available"),
         (&["--task", &task, "--device", "vulkan"], "not-available"),
         (&["--task", &task, "--device", "tpu"], "flag-value"),

@@ -59,7 +59,10 @@ fn results_and_models_as_baselines() {
     let (text, task) = (&against(&live).texts[0], &against(&live).tasks[0]);
     assert_eq!((text.baseline, text.model), (alone.texts[0].ppl, live.texts[0].ppl));
     assert_eq!((task.acc.baseline, task.acc.model), (alone.tasks[0].acc, live.tasks[0].acc));
-    assert_eq!(task.acc_norm.gained + task.acc_norm.lost, task.flipped.len() as u64);
+    for (metric, paired) in [("acc", &task.acc), ("acc_norm", &task.acc_norm)] {
+        let flipped = task.flipped.iter().filter(|flipped| flipped.metric == metric).count() as u64;
+        assert_eq!(paired.gained + paired.lost, flipped);
+    }
     let tokens: u64 = live.requests.iter().filter_map(|request| request.tokens).sum();
     assert_eq!(against(&live).positions, tokens);
     assert_eq!(against(&live).kl_by_position.iter().map(|bin| bin.count).sum::<u64>(), tokens);
@@ -247,7 +250,7 @@ fn parts_that_were_not_compared_are_told_apart_from_missing_ones() {
     let part = |number, of: &Options| Options { part: Part::new(number, 2), ..of.clone() };
     let finish = Options { finish: true, ..compared.clone() };
     scored(model.path(), &part(1, &plain));
-    assert_eq!(refusal(model.path(), &finish), ["results-incomplete"]);
+    assert_eq!(refusal(model.path(), &finish), ["score-parts-missing"]);
     scored(model.path(), &part(2, &plain));
     assert_eq!(refusal(model.path(), &finish), ["results-not-compared"]);
     (1..=2).for_each(|number| drop(scored(model.path(), &part(number, &compared))));

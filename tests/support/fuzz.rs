@@ -13,27 +13,31 @@ use coliconv::container::manifest::Manifest;
 use coliconv::container::progress::Progress;
 use coliconv::container::reader::Survey;
 use coliconv::container::stamps;
-use coliconv::error::{Fault, Faults, Severity, is_unprintable};
+use coliconv::error::{Fault, Faults, Place, Severity, is_unprintable};
 use coliconv::header::{self, Header, StoredTensor};
 use coliconv::payload::{check_head, findings, scan};
 use coliconv::recipe::{Recipe, Settings};
 use coliconv::report::Finding;
 use coliconv::roles::Census;
+use coliconv::score::encode::{Bounds, request};
+use coliconv::score::import::Template;
 use coliconv::weights::ContainerRows;
 
 /// A kind of file: its name and what reads it.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every kind of file.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 10] = [
     ("header", header),
     ("index", index),
     ("config", config),
     ("manifest", manifest),
     ("progress", progress),
     ("recipe", recipe),
+    ("requests", requests),
     ("stamps", stamps),
     ("survey", survey),
+    ("task", task),
 ];
 
 /// A fault can be shown: on one line, without control characters, not too long.
@@ -83,6 +87,33 @@ pub fn header(input: &[u8]) {
     assert_eq!(end, start + data_bytes, "bytes without a tensor");
     rewritten(&header, data_bytes);
     agreed(&header, text, data_bytes);
+}
+
+/// Lines of a request file, for a vocabulary of 50 and texts of at most 9 tokens.
+pub fn requests(input: &[u8]) {
+    let bounds = Bounds { vocab_size: 50, max_tokens: Some(9) };
+    for (line, row) in String::from_utf8_lossy(input).lines().zip(1..) {
+        let digits = |line: &str| line.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace());
+        match request(line, &bounds) {
+            Ok(encoded) => {
+                assert!((1..encoded.ids.len()).contains(&encoded.start) && encoded.ids.len() <= 9);
+                assert!(encoded.ids.iter().all(|&id| id < 50) && digits(line));
+                let ids: Vec<String> = encoded.ids.iter().map(u32::to_string).collect();
+                let again = format!("{} {} {}", encoded.start, encoded.tokens(), ids.join(" "));
+                assert!(request(&again, &bounds).is_ok_and(|again| again == encoded));
+            }
+            Err(reason) => shown(&Fault::new(Place::file("requests.txt"), reason(row))),
+        }
+    }
+}
+
+/// Rows of a task, one JSON object a line.
+pub fn task(input: &[u8]) {
+    for line in String::from_utf8_lossy(input).lines() {
+        let Ok(row) = serde_json::from_str(line) else { continue };
+        let Some(Ok(question)) = Template::of(&row).map(|template| template.question(&row)) else { continue };
+        assert!(question.gold < question.pairs.len() && question.pairs.len() >= 2);
+    }
 }
 
 /// What was read is written and read again.

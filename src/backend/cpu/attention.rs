@@ -5,32 +5,40 @@ use rayon::prelude::*;
 use super::simd::{self, Head};
 use super::{Rows, Selection, Weight};
 use crate::backend::reference::best_positions;
-use crate::backend::{Dsa, Mla};
+use crate::backend::{Dsa, Mla, Places};
 use crate::isa::Isa;
 
-/// For each row the `topk` positions with the best scores: see [`crate::backend::Backend::select`].
-pub fn select(isa: Isa, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Selection {
+/// For each row the `topk` rows of the cache with the best scores: see [`crate::backend::Backend::select`].
+pub fn select(isa: Isa, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Selection {
     assert_eq!(
         (q.width, weights.width, keys.width),
         (dsa.heads * dsa.width, dsa.heads, dsa.width),
         "an indexer's rows"
     );
-    let first_position = keys.count() - q.count();
+    assert_eq!((places.first() + places.rows(), places.rows()), (keys.count(), q.count()), "places of rows");
+    let seen = places.seen();
     let of_row = |row: usize| {
-        let positions = first_position + row + 1;
         let score = |t| simd::score(isa, dsa, q.row(row), weights.row(row), keys.row(t));
-        best_positions(dsa.topk, positions, score)
+        best_positions(dsa.topk, seen.row(row), score)
     };
     Selection((0..q.count()).into_par_iter().map(of_row).collect())
 }
 
 /// Causal attention: see [`crate::backend::Backend::attention`]. The rows of `kv_b` are decoded head by head.
-pub fn attention(isa: Isa, mla: &Mla, q: &Rows, kv_b: &Weight, cache: &Rows, selection: Option<&Selection>) -> Rows {
+pub fn attention(
+    isa: Isa,
+    mla: &Mla,
+    q: &Rows,
+    kv_b: &Weight,
+    cache: &Rows,
+    places: &Places,
+    selection: Option<&Selection>,
+) -> Rows {
     let Mla { heads, nope, rope, value, latent } = *mla;
     assert_eq!((q.width, cache.width), (heads * (nope + rope), latent + rope), "attention's rows");
     assert_eq!((kv_b.matrix.rows, kv_b.matrix.columns), (heads * (nope + value), latent), "kv_b");
-    let (n, first_position) = (q.count(), cache.count() - q.count());
-    let all: Vec<usize> = if selection.is_none() { (0..cache.count()).collect() } else { Vec::new() };
+    assert_eq!((places.first() + places.rows(), places.rows()), (cache.count(), q.count()), "places of rows");
+    let (n, all) = (q.count(), places.seen());
     let of_head = |head: usize| {
         let mut kv = vec![0.0; (nope + value) * latent];
         for (j, out) in kv.chunks_exact_mut(latent).enumerate() {
@@ -39,11 +47,8 @@ pub fn attention(isa: Isa, mla: &Mla, q: &Rows, kv_b: &Weight, cache: &Rows, sel
         let (kv, mut out) = (Head { mla: *mla, kv: &kv, cache: &cache.values }, vec![0.0; n * value]);
         for (row, out) in out.chunks_exact_mut(value).enumerate() {
             let q = &q.row(row)[head * (nope + rope)..][..nope + rope];
-            let positions = match selection {
-                Some(selection) => &selection.0[row][..],
-                None => &all[..=first_position + row],
-            };
-            simd::attend_head(isa, &kv, q, positions, out);
+            let seen = selection.map_or_else(|| all.row(row), |selection| &selection.0[row]);
+            simd::attend_head(isa, &kv, q, seen, out);
         }
         out
     };

@@ -217,10 +217,11 @@ fn attended<B: Backend>(backend: &B, n: usize, format: Format) -> (Vec<f32>, Vec
         backend.slice(&all, positions - n..positions, 0..width).unwrap()
     };
     let kv_b = backend.upload("kv_b", matrix(format, 3 * 12, 37, 11)).unwrap();
+    let places = Places::after(positions - n, n);
     let (cache, keys, q) = (fill(41, 1), fill(18, 2), rows(27, 3));
-    let selection = backend.select(&dsa, &rows(54, 4), &rows(3, 5), &keys).unwrap();
-    let dense = backend.attention(&mla, &q, &kv_b, &cache, None).unwrap();
-    let sparse = backend.attention(&mla, &q, &kv_b, &cache, Some(&selection)).unwrap();
+    let selection = backend.select(&dsa, &rows(54, 4), &rows(3, 5), &keys, &places).unwrap();
+    let dense = backend.attention(&mla, &q, &kv_b, &cache, &places, None).unwrap();
+    let sparse = backend.attention(&mla, &q, &kv_b, &cache, &places, Some(&selection)).unwrap();
     let chosen = backend.read_selection(&selection).unwrap();
     (backend.read(&dense).unwrap(), chosen, backend.read(&sparse).unwrap())
 }

@@ -4,34 +4,35 @@ use rayon::prelude::*;
 
 use super::linear::{dot, widened};
 use super::{Rows, Selection, Weight};
-use crate::backend::{Dsa, Mla};
+use crate::backend::{Dsa, Mla, Places};
 
-/// For each row the `topk` positions with the best scores: see [`crate::backend::Backend::select`].
-pub fn select(dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows) -> Selection {
+/// For each row the `topk` rows of the cache with the best scores: see [`crate::backend::Backend::select`].
+pub fn select(dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Selection {
     assert_eq!(
         (q.width, weights.width, keys.width),
         (dsa.heads * dsa.width, dsa.heads, dsa.width),
         "an indexer's rows"
     );
-    let first_position = keys.count() - q.count();
+    assert_eq!((places.first() + places.rows(), places.rows()), (keys.count(), q.count()), "places of rows");
+    let seen = places.seen();
     let of_row = |row: usize| {
         let wide = widened(q.row(row));
-        best_positions(dsa.topk, first_position + row + 1, |t| score(dsa, &wide, weights.row(row), keys.row(t)))
+        best_positions(dsa.topk, seen.row(row), |t| score(dsa, &wide, weights.row(row), keys.row(t)))
     };
     Selection((0..q.count()).into_par_iter().map(of_row).collect())
 }
 
-/// The `topk` of so many positions with the best scores, ascending.
-pub fn best_positions(topk: usize, positions: usize, score: impl Fn(usize) -> f32) -> Vec<usize> {
-    if positions <= topk {
-        return (0..positions).collect();
+/// The `topk` with the best scores of the rows of a cache that one row sees, in the order of its text.
+pub fn best_positions(topk: usize, seen: &[usize], score: impl Fn(usize) -> f32) -> Vec<usize> {
+    if seen.len() <= topk {
+        return seen.to_vec();
     }
-    let mut scored: Vec<(f32, usize)> = (0..positions).map(|t| (score(t), t)).collect();
+    let mut scored: Vec<(f32, usize)> = seen.iter().enumerate().map(|(position, &t)| (score(t), position)).collect();
     // best first, of equals the lowest position
     scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    let mut chosen: Vec<usize> = scored[..topk].iter().map(|&(_, t)| t).collect();
+    let mut chosen: Vec<usize> = scored[..topk].iter().map(|&(_, position)| position).collect();
     chosen.sort_unstable();
-    chosen
+    chosen.into_iter().map(|position| seen[position]).collect()
 }
 
 /// heads^−½ · Σ_h w_h · relu(q_h · k · width^−½), for q [heads · width], w [heads] and k [width].
@@ -44,25 +45,26 @@ fn score(dsa: &Dsa, q: &[f64], weights: &[f32], key: &[f32]) -> f32 {
 }
 
 /// Causal attention: see [`crate::backend::Backend::attention`].
-pub fn attention(mla: &Mla, q: &Rows, kv_b: &Weight, cache: &Rows, selection: Option<&Selection>) -> Rows {
+pub fn attention(
+    mla: &Mla,
+    q: &Rows,
+    kv_b: &Weight,
+    cache: &Rows,
+    places: &Places,
+    selection: Option<&Selection>,
+) -> Rows {
     let Mla { heads, nope, rope, value, latent } = *mla;
     assert_eq!((q.width, cache.width), (heads * (nope + rope), latent + rope), "attention's rows");
     assert_eq!((kv_b.rows, kv_b.columns), (heads * (nope + value), latent), "kv_b");
-    let first_position = cache.count() - q.count();
+    assert_eq!((places.first() + places.rows(), places.rows()), (cache.count(), q.count()), "places of rows");
+    let all = places.seen();
     let width = heads * value;
     let mut values = vec![0.0; q.count() * width];
     values.par_chunks_mut(value).enumerate().for_each(|(at, out)| {
         let (row, head) = (at / heads, at % heads);
         let q = &q.row(row)[head * (nope + rope)..][..nope + rope];
-        let all: Vec<usize>;
-        let positions = match selection {
-            Some(selection) => &selection.0[row],
-            None => {
-                all = (0..=first_position + row).collect();
-                &all
-            }
-        };
-        one_head(mla, head, q, kv_b, cache, positions, out);
+        let seen = selection.map_or_else(|| all.row(row), |selection| &selection.0[row]);
+        one_head(mla, head, q, kv_b, cache, seen, out);
     });
     Rows { width, values }
 }
@@ -109,7 +111,10 @@ mod tests {
         let rows = |values: &[f32]| Rows { width: 1, values: values.to_vec() };
         // A negative key scores relu(·) = 0; so does a weight of −1 with it, as −0.
         let keys = rows(&[-1.0, -2.0, 3.0, -3.0, 3.0]);
-        let positions = |q: &[f32], w: &[f32]| select(&dsa, &rows(q), &rows(w), &keys).0;
+        let positions = |q: &[f32], w: &[f32]| {
+            let places = Places::after(5 - q.len(), q.len());
+            select(&dsa, &rows(q), &rows(w), &keys, &places).0
+        };
         assert_eq!(positions(&[1.0], &[1.0]), [[2, 4]]);
         assert_eq!(positions(&[1.0], &[-1.0]), [[0, 1]]);
         assert_eq!(positions(&[-1.0], &[1.0]), [[1, 3]]);

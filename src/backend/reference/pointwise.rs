@@ -11,6 +11,11 @@ pub fn slice(x: &Rows, rows: Range<usize>, columns: Range<usize>) -> Rows {
     Rows { width, values: rows.flat_map(|row| &x.row(row)[columns.clone()]).copied().collect() }
 }
 
+/// Some rows, in the order of their numbers.
+pub fn take(x: &Rows, rows: &[usize]) -> Rows {
+    Rows { width: x.width, values: rows.iter().flat_map(|&row| x.row(row)).copied().collect() }
+}
+
 /// [a; b]: the columns of `a`, then those of `b`.
 pub fn concat(a: &Rows, b: &Rows) -> Rows {
     assert_eq!(a.count(), b.count(), "rows side by side");
@@ -65,11 +70,12 @@ pub fn swiglu(gate: &Rows, up: &Rows) -> Rows {
 }
 
 /// Interleaved rotation: (x₀, x₁) → (x₀ cos a − x₁ sin a, x₁ cos a + x₀ sin a) for each pair of each head.
-pub fn rope(x: &mut Rows, rope: &Rope, heads: Heads, first_position: usize) {
+pub fn rope(x: &mut Rows, rope: &Rope, heads: Heads, positions: &[usize]) {
     assert_eq!(x.width % heads.width, 0, "a row is a whole number of heads");
-    for (row, values) in x.values.chunks_exact_mut(x.width).enumerate() {
+    assert_eq!(x.count(), positions.len(), "rows and positions");
+    for (values, &position) in x.values.chunks_exact_mut(x.width).zip(positions) {
         // cos and sin of each pair at this position
-        let position = (first_position + row) as f32;
+        let position = position as f32;
         let turns: Vec<(f64, f64)> =
             rope.frequencies.iter().map(|frequency| f64::from(position * frequency).sin_cos()).collect();
         for head in values.chunks_exact_mut(heads.width) {
@@ -119,7 +125,7 @@ mod tests {
         // Two heads of 5: one untouched dimension, then two pairs. The second row is at position 1.
         let row: Vec<f32> = (1..=10).map(|v| v as f32).collect();
         let mut x = rows(10, &[row.clone(), row.clone()].concat());
-        rope(&mut x, &rope_of, Heads { width: 5, rope_at: 1 }, 0);
+        rope(&mut x, &rope_of, Heads { width: 5, rope_at: 1 }, &[0, 1]);
         assert_eq!(x.row(0), row);
         let expected = [1.0, -2.0, -3.0, 4.0, 5.0, 6.0, -7.0, -8.0, 9.0, 10.0];
         for (found, expected) in x.row(1).iter().zip(expected) {

@@ -1,0 +1,162 @@
+//! Computing what has no result yet, on the device that was asked for.
+
+use std::time::Instant;
+
+use super::record::Record;
+use super::results::Results;
+use super::row::{Baseline, Scorer};
+use super::{Compared, Job, Source, is_done, probes, weights};
+use crate::backend::cpu::Cpu;
+use crate::backend::reference::Reference as Plain;
+use crate::backend::{Backend, Counters, Device, Operation};
+use crate::config::stop_ids;
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::io::anonymous_bytes;
+use crate::model::Model;
+use crate::report::{ScoreProbes, ScoreShares};
+use crate::tensor::TensorName;
+use crate::weights::Model as Stored;
+
+/// What a run took.
+#[derive(Default)]
+pub(super) struct Run {
+    pub(super) probes: Option<ScoreProbes>,
+    pub(super) tokens: u64,
+    pub(super) loading_seconds: f64,
+    pub(super) scoring_seconds: f64,
+    pub(super) peak_anonymous_bytes: Option<u64>,
+    pub(super) shares: Option<ScoreShares>,
+}
+
+/// Name and mode of a device's backend.
+pub(super) fn backend(device: Device) -> (&'static str, &'static str) {
+    fn of(backend: &impl Backend) -> (&'static str, &'static str) {
+        (backend.name(), backend.mode().into())
+    }
+    match device {
+        Device::Reference => of(&Plain::default()),
+        Device::Cpu => of(&Cpu::default()),
+    }
+}
+
+impl Job<'_> {
+    /// Scores what has no result yet. `probed` tells that what the model generates is known.
+    pub(super) fn compute(
+        &self,
+        model: &Stored,
+        baseline: Option<&Compared>,
+        probed: bool,
+        results: &mut Results,
+    ) -> Result<Run, Faults> {
+        let tag = baseline.map(|baseline| baseline.tag.as_str());
+        let probe = self.options.probes && !probed;
+        if self.pending(results, tag)? == 0 && !probe {
+            return Ok(Run::default());
+        }
+        match self.options.device() {
+            Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
+            Device::Cpu => self.compute_on(&Cpu::default(), model, baseline, probe, results),
+        }
+    }
+
+    fn compute_on<B: Backend>(
+        &self,
+        backend: &B,
+        model: &Stored,
+        baseline: Option<&Compared>,
+        probe: bool,
+        results: &mut Results,
+    ) -> Result<Run, Faults> {
+        let tag = baseline.map(|baseline| baseline.tag.as_str());
+        let started = Instant::now();
+        self.watch.phase("loading the model");
+        let own = Model::load(weights(model), backend)?;
+        let theirs = match baseline.map(|baseline| &baseline.source) {
+            Some(Source::Model(model)) => Some(self.other(Model::load(weights(model), backend)?)?),
+            _ => None,
+        };
+        let loading_seconds = started.elapsed().as_secs_f64();
+        self.watch.phase("scoring");
+        self.watch.start(self.pending(results, tag)?);
+        let compared = match (baseline.map(|baseline| &baseline.source), &theirs) {
+            (Some(Source::Results(stored)), _) => Baseline::Stored(stored),
+            (Some(Source::Model(_)), Some(theirs)) => Baseline::Model(theirs),
+            _ => Baseline::None,
+        };
+        let mut scorer = Scorer::new(&own, compared, &self.encoder, self.store, tag)?;
+        let scored = self.rows(&mut scorer, results, tag);
+        self.watch.end();
+        let peak_anonymous_bytes = scored?;
+        let scoring_seconds = started.elapsed().as_secs_f64() - loading_seconds;
+        let tokens = scorer.computed();
+        let shares = (tokens > 0).then(|| shares(&backend.counters(), scoring_seconds));
+        let probes = probe.then(|| self.probes(&own, model)).transpose()?;
+        Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares })
+    }
+
+    /// A baseline's model, if it has the same vocabulary.
+    fn other<'b, B: Backend>(&self, theirs: Model<'b, B>) -> Result<Model<'b, B>> {
+        let (expected, found) = (self.encoder.vocab_size, theirs.config().vocab_size);
+        if found != expected {
+            let (expected, found) = (expected.to_string(), found.to_string());
+            let kind = FaultKind::ConfigNotTheSource { key: "vocab_size".into(), expected, found };
+            return Err(Fault::new(Place::file(self.path), kind));
+        }
+        Ok(theirs)
+    }
+
+    /// Lets the model generate.
+    fn probes<B: Backend>(&self, model: &Model<'_, B>, stored: &Stored) -> Result<ScoreProbes, Faults> {
+        self.watch.phase("generating");
+        let config = model.config();
+        let stop_ids = stop_ids(self.path, config)?;
+        let stop_ids: Vec<u32> = stop_ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
+        let head = config.mtp_layer().map(|layer| TensorName::from(format!("model.layers.{layer}.eh_proj.weight")));
+        let format = head.and_then(|name| Some(stored.stored(&name)?.format));
+        Ok(probes::run(model, &self.encoder, &stop_ids, format)?)
+    }
+
+    /// Scores the rows that have no result; the largest anonymous memory that was seen.
+    fn rows<B: Backend>(
+        &self,
+        scorer: &mut Scorer<'_, '_, B>,
+        results: &mut Results,
+        tag: Option<&str>,
+    ) -> Result<Option<u64>> {
+        let (mut count, mut peak) = (0, None);
+        let mut keep = |records: Vec<Record>, computed, results: &mut Results| -> Result<()> {
+            let scored = records.len();
+            results.add(records)?;
+            peak = peak.max(anonymous_bytes());
+            (0..scored).for_each(|_| self.watch.row(computed));
+            Ok(())
+        };
+        for (number, input) in self.inputs.iter().enumerate() {
+            for item in input.items()? {
+                let item = item?;
+                count += 1;
+                if self.is_mine(count) && !is_done(results, (number, item.row), tag) {
+                    let records = scorer.add(input, item)?;
+                    keep(records, scorer.computed(), results)?;
+                }
+            }
+        }
+        let records = scorer.finish()?;
+        keep(records, scorer.computed(), results)?;
+        Ok(peak)
+    }
+}
+
+/// What the time went into.
+fn shares(counters: &Counters, seconds: f64) -> ScoreShares {
+    let of = |operations: &[Operation]| {
+        let busy: f64 = operations.iter().map(|&operation| counters.busy(operation).as_secs_f64()).sum();
+        busy / seconds.max(1e-9)
+    };
+    ScoreShares {
+        experts: of(&[Operation::Experts]),
+        attention: of(&[Operation::Attention, Operation::Select]),
+        products: of(&[Operation::Matmul, Operation::Route, Operation::Predict]),
+        disk: 0.0,
+    }
+}
