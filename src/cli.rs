@@ -11,6 +11,7 @@ mod pipeline;
 mod progress;
 mod publish;
 mod score;
+mod shell;
 mod size;
 mod text;
 mod verify;
@@ -26,9 +27,12 @@ use crate::error::{Fault, FaultKind, Faults, Place};
 use crate::limits;
 use crate::report::{Finding, Refusal, Severity};
 
+/// Version and commit.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("COLICONV_COMMIT"), ")");
+
 /// Converts, inspects and verifies colibri containers of GLM-5.2.
 #[derive(Debug, Parser)]
-#[command(name = "coliconv", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "coliconv", version = VERSION, max_term_width = 100, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -52,9 +56,16 @@ enum Command {
     Pipeline(pipeline::Arguments),
     /// Measure how fast this machine does the work
     Bench(bench::Arguments),
+    /// Print what lets a shell complete commands and flags
+    Completions(shell::Completions),
+    /// Write the manual pages
+    Man(shell::Manual),
     #[command(flatten)]
     Later(Later),
 }
+
+/// What help says of commands that are planned.
+const PLANNED: &str = "Not available in this version";
 
 /// Commands that are planned: refused by name until they are there.
 #[derive(Debug, Subcommand)]
@@ -114,6 +125,10 @@ pub fn main() -> ExitCode {
         Command::Publish(arguments) => ended(arguments.talk, publish::run(&arguments)),
         Command::Pipeline(arguments) => ended(arguments.talk, pipeline::run(&arguments)),
         Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
+        Command::Completions(arguments) => shell::completions(&arguments, Cli::command()),
+        Command::Man(arguments) => {
+            shell::manual(&arguments, Cli::command()).unwrap_or_else(|faults| refuse(&faults, false))
+        }
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }
 }

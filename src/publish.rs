@@ -107,7 +107,7 @@ pub fn publish(container: &Path, options: &Options, progress: &dyn Progress) -> 
 }
 
 /// What the Hub accepts as the name of a repository, with the organization or user before it.
-fn check_repo_id(id: &str) -> Result<()> {
+pub fn check_repo_id(id: &str) -> Result<()> {
     let part = |part: &str| {
         let plain = part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
         let ends = part.starts_with(['-', '.']) || part.ends_with(['-', '.']);
@@ -222,6 +222,8 @@ impl Gate<'_> {
         text: Vec<u8>,
         report: &mut PublishReport,
     ) -> Result<(), Faults> {
+        let path = plan::plan_path(self.container);
+        check_replaceable(&path)?;
         let mut hashed = contents.hashed;
         let mut put = |name: &str, bytes: &[u8], hashed: &mut Vec<Hashed>| -> Result<()> {
             if write_if_other(&self.container.join(name), bytes)? {
@@ -244,8 +246,6 @@ impl Gate<'_> {
         files::remove_leftovers(self.container)?;
         let uploads = hashed.iter().map(Hashed::upload).collect();
         let plan = UploadPlan::new(self.container, self.options.repo_id.as_deref(), model_sha256_of(&records), uploads);
-        let path = plan::plan_path(self.container);
-        check_replaceable(&path)?;
         if write_if_other(&path, &json_text(&plan))? {
             report.written.push(path.to_string_lossy().into_owned());
         }

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use coliconv::pipeline::Settings;
 use coliconv::publish::plan::UploadPlan;
 use coliconv::publish::policy::Policy;
-use coliconv::report::{BenchDocument, DiffDocument, PublishDocument, ScoreDocument, VerifyDocument};
+use coliconv::report::{BenchDocument, DiffDocument, PipelineDocument, PublishDocument, ScoreDocument, VerifyDocument};
 use schemars::{JsonSchema, schema_for};
 
 fn check<T: JsonSchema>(name: &str) {
@@ -27,4 +28,6 @@ fn schemas_are_those_of_the_reports() {
     check::<PublishDocument>("publish");
     check::<Policy>("policy");
     check::<UploadPlan>("upload-plan");
+    check::<PipelineDocument>("pipeline");
+    check::<Settings>("pipeline-file");
 }

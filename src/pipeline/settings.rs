@@ -11,6 +11,7 @@ use crate::error::{Fault, FaultKind, Faults, Place, Result, escaped};
 use crate::io::read_small;
 use crate::json::{Object, repeated_key, unique_map};
 use crate::limits;
+use crate::publish::check_repo_id;
 use crate::publish::policy::Policy;
 use crate::recipe::Settings as Recipe;
 
@@ -171,6 +172,7 @@ impl Settings {
             let (flag, expected) = ("`score.limit`", "a number above 0");
             refuse(Place::file(path), FaultKind::FlagValue { flag, expected, found: "0".to_owned() });
         }
+        faults.extend(self.publish.repo_id.as_deref().and_then(|id| check_repo_id(id).err()));
         faults.extend(self.devices().err());
         Faults::check(faults)
     }

@@ -114,6 +114,7 @@ fn only_a_plan_is_replaced_by_a_plan() {
     let faults = coliconv::publish::publish(&place.container(), &place.options(), &Silent).unwrap_err();
     assert_eq!(faults.iter().map(|fault| fault.kind.name()).collect::<Vec<_>>(), ["other-report"]);
     assert_eq!(fs::read(place.path("nano-g64.upload-plan.json")).unwrap(), b"{}");
+    assert!(!place.container().join("SHA256SUMS").exists());
 }
 
 #[test]
