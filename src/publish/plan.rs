@@ -68,7 +68,9 @@ fn rank(file: &PublishFile) -> u8 {
 
 /// The commands that upload a container and check what has arrived.
 fn steps(container: &Path, id: &str) -> Vec<PublishStep> {
-    let (path, last) = (quoted_path(container), quoted(LAST));
+    // The commands mean the same wherever they are run.
+    let container = container.canonicalize().unwrap_or_else(|_| container.to_owned());
+    let (path, last) = (quoted_path(&container), quoted(LAST));
     let step = |what: &str, command: String| PublishStep { what: what.to_owned(), command, with_hub_2: None };
     vec![
         PublishStep {
