@@ -6,6 +6,7 @@
 mod bench;
 mod convert;
 mod diff;
+mod generate;
 mod inspect;
 mod pipeline;
 mod progress;
@@ -48,6 +49,8 @@ enum Command {
     Diff(diff::Arguments),
     /// Prove that a container is whole and made from its source
     Verify(verify::Arguments),
+    /// Continue a prompt: text, chat or token ids
+    Generate(Box<generate::Arguments>),
     /// Score tasks and texts, and compare with the source
     Score(Box<score::Arguments>),
     /// Check that a container may be published, and prepare its upload; nothing goes to the network
@@ -71,8 +74,6 @@ const PLANNED: &str = "Not available in this version";
 #[derive(Debug, Subcommand)]
 enum Later {
     /// Not available in this version
-    Generate(Anything),
-    /// Not available in this version
     Repair(Anything),
     /// Not available in this version
     Repack(Anything),
@@ -91,7 +92,6 @@ struct Anything {
 impl Later {
     fn name(&self) -> &'static str {
         match self {
-            Later::Generate(_) => "`coliconv generate`",
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
             Later::Devices(_) => "`coliconv devices`",
@@ -121,6 +121,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(arguments) => ended(arguments.talk, inspect::run(&arguments)),
         Command::Diff(arguments) => ended(arguments.talk, diff::run(&arguments)),
         Command::Verify(arguments) => ended(arguments.talk, verify::run(&arguments)),
+        Command::Generate(arguments) => ended(arguments.talk, generate::run(&arguments)),
         Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
         Command::Publish(arguments) => ended(arguments.talk, publish::run(&arguments)),
         Command::Pipeline(arguments) => ended(arguments.talk, pipeline::run(&arguments)),

@@ -14,6 +14,7 @@ mod order;
 mod plan;
 mod run;
 mod small;
+mod verified;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -34,6 +35,7 @@ use earlier::Earlier;
 use follow::Follower;
 pub use follow::{Follow, wait_for_model};
 pub use plan::{Plan, PlannedClass, PlannedFile};
+pub use verified::Verification;
 
 pub use crate::progress::{Progress, Silent};
 

@@ -24,6 +24,7 @@ pub mod dequantize;
 pub mod diff;
 pub mod error;
 pub mod format;
+pub mod generate;
 pub mod header;
 pub mod inspect;
 pub mod io;

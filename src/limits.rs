@@ -87,6 +87,14 @@ pub const BATCH_ROWS: usize = 512;
 pub const WAITING_TOKENS: usize = 2048;
 /// Rows that wait until they are scored together.
 pub const WAITING_ROWS: usize = 512;
+/// Largest prompt, in bytes.
+pub const MAX_PROMPT_BYTES: u64 = 16 << 20;
+/// Largest chat template, or tokenizer_config.json that holds one, in bytes; GLM-5.2's has about 5 KB.
+pub const MAX_TEMPLATE_BYTES: u64 = 16 << 20;
+/// Most steps of rendering a chat template; that of GLM-5.2 takes a few hundred for one message.
+pub const MAX_TEMPLATE_STEPS: u64 = 1 << 20;
+/// Most tokens that are drafted before each verification.
+pub const MAX_DRAFTS: usize = 16;
 /// Most parts of a run.
 pub const MAX_PARTS: usize = 1 << 16;
 /// Largest file that the Hub keeps in git itself, in bytes; larger ones go to LFS or Xet.

@@ -8,15 +8,19 @@
 //! Shapes: [n, w] are n rows, one a token, of w values; d is `hidden_size`, V is `vocab_size`.
 
 pub mod attention_mla;
+pub mod chat;
+pub mod detokenize;
 pub mod drafting;
 pub mod dsa_indexer;
 pub mod embedding;
+pub mod ending;
 pub mod kv_cache;
 pub mod layer;
 mod load;
 pub mod mlp;
 pub mod moe_router;
 pub mod mtp;
+pub mod sampler;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tokenizer;
@@ -31,7 +35,7 @@ use embedding::{Embedding, OutputHead};
 use kv_cache::KvCache;
 use layer::DecoderLayer;
 use load::Loader;
-pub use load::{check_memory, plain_bytes};
+pub use load::{check_memory, plain_bytes, stored_bytes};
 use mtp::Mtp;
 
 /// Rows of one pass through the layers; longer texts go in pieces. The results are the same for any number.

@@ -2,6 +2,7 @@
 
 mod bench;
 mod diff;
+mod generate;
 pub mod inspect;
 mod pipeline;
 mod publish;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
+pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
 pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepStatus};
 pub use self::publish::{PublishDocument, PublishFile, PublishListing, PublishReport, PublishStep, Storage};
 pub use self::score::{
@@ -117,6 +119,9 @@ pub struct ConvertReport {
     /// The source files that were removed; with `--consume`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub consumed: Vec<String>,
+    /// What was found wrong with the container, or not; with `--verify`, unless other parts are missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<Box<VerifyReport>>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,
 }

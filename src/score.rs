@@ -35,11 +35,11 @@ use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::is_same_file;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{check_memory, plain_bytes};
+use crate::model::{check_memory, plain_bytes, stored_bytes};
 use crate::part::Part;
 use crate::report::{Finding, ScoreReport, Severity};
 use crate::threads;
-use crate::weights::{Model as Stored, ModelKind, Weights};
+use crate::weights::{Model as Stored, ModelKind};
 
 use encode::{Encoder, PrefixChoice};
 use identity::Identity;
@@ -117,13 +117,13 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let inputs = open_inputs(options)?;
     let kind = ModelKind::of(path)?;
     let model = Stored::open(path)?;
-    let config = weights(&model).config().clone();
+    let config = model.weights().config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
     if !options.finish {
         let models = 1 + u64::from(with_baseline_model);
         let needed = match options.device() {
             Device::Reference => plain_bytes(&config),
-            Device::Cpu => loaded_bytes(&model),
+            Device::Cpu => stored_bytes(path),
         };
         check_memory(path, needed.saturating_mul(models), options.memory)?;
     }
@@ -238,22 +238,6 @@ fn bound(input: &Input, sampling: Sampling) -> BoundInput {
         sha256: input.sha256.clone(),
         limit,
         seed: limit.map_or(0, |_| sampling.seed),
-    }
-}
-
-/// Bytes of a model whose weights stay as they are stored; halves are widened.
-fn loaded_bytes(model: &Stored) -> u64 {
-    let of = |name| {
-        let stored = model.stored(name)?;
-        Some(if matches!(stored.format, "bf16" | "f16") { 2 * stored.bytes() } else { stored.bytes() })
-    };
-    model.names().into_iter().filter_map(of).sum()
-}
-
-fn weights(model: &Stored) -> &dyn Weights {
-    match model {
-        Stored::Checkpoint(checkpoint) => &**checkpoint,
-        Stored::Container(container) => &**container,
     }
 }
 

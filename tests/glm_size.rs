@@ -7,6 +7,7 @@ use std::path::Path;
 
 use coliconv::checkpoint::{Allowed, Checkpoint};
 use coliconv::config::IndexerType;
+use coliconv::convert::{Job, Options, Verification};
 use coliconv::roles::{Class, Pass};
 use support::convert::Place;
 use support::synthetic::{Made, Synthetic};
@@ -39,6 +40,22 @@ fn a_dry_run_predicts_the_known_sizes() {
     // Experts of 3 bits, the rest in groups of 64.
     assert_eq!(gigabytes(&["--xbits", "3"]), 328.69);
     assert!(!place.container.exists());
+}
+
+#[test]
+fn a_verification_that_would_not_fit_is_refused_before_the_conversion() {
+    let place = Place::new();
+    glm(&place.source);
+    let options = Options { passes: Pass::ALL.to_vec(), ..Options::default() };
+    let job = Job::prepare(&place.source, &place.container, options.clone()).unwrap();
+    let message = Verification::of(&job, Some(1 << 40)).unwrap_err().kind.to_string();
+    let needed = message.strip_prefix("--verify needs ").and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+    // Container and source, side by side.
+    assert!(needed.is_some_and(|needed| (1_184_000_000_000..1_190_000_000_000).contains(&needed)), "{message}");
+    assert!(Verification::of(&job, Some(1 << 41)).is_ok());
+    // Without its source, once that is consumed.
+    let job = Job::prepare(&place.source, &place.container, Options { consume: true, ..options }).unwrap();
+    assert!(Verification::of(&job, Some(1 << 40)).is_ok() && Verification::of(&job, Some(1 << 38)).is_err());
 }
 
 #[test]

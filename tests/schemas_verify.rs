@@ -5,7 +5,9 @@ use std::path::Path;
 use coliconv::pipeline::Settings;
 use coliconv::publish::plan::UploadPlan;
 use coliconv::publish::policy::Policy;
-use coliconv::report::{BenchDocument, DiffDocument, PipelineDocument, PublishDocument, ScoreDocument, VerifyDocument};
+use coliconv::report::{
+    BenchDocument, DiffDocument, GenerateDocument, PipelineDocument, PublishDocument, ScoreDocument, VerifyDocument,
+};
 use schemars::{JsonSchema, schema_for};
 
 fn check<T: JsonSchema>(name: &str) {
@@ -22,6 +24,7 @@ fn check<T: JsonSchema>(name: &str) {
 #[test]
 fn schemas_are_those_of_the_reports() {
     check::<DiffDocument>("diff");
+    check::<GenerateDocument>("generate");
     check::<ScoreDocument>("score");
     check::<VerifyDocument>("verify");
     check::<BenchDocument>("bench");

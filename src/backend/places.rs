@@ -84,7 +84,7 @@ impl Places {
     }
 }
 
-/// What each of some rows sees of a cache.
+/// What each of some rows sees of a cache. Rows of a run see what the row before them sees, and themselves.
 #[derive(Debug)]
 pub struct Seen {
     /// Of each run what its last row sees: the others see the beginning of it.
@@ -98,6 +98,16 @@ impl Seen {
     pub fn row(&self, row: usize) -> &[usize] {
         let (run, count) = self.rows[row];
         &self.runs[run][..count]
+    }
+
+    /// The rows of each run, and what the last of them sees.
+    pub fn runs(&self) -> impl Iterator<Item = (Range<usize>, &[usize])> {
+        let mut first = 0;
+        self.runs.iter().enumerate().map(move |(number, path)| {
+            let rows = self.rows[first..].iter().take_while(|(run, _)| *run == number).count();
+            first += rows;
+            (first - rows..first, &path[..])
+        })
     }
 }
 
@@ -129,5 +139,8 @@ mod tests {
         assert_eq!(places.positions(), [0, 1, 2, 3, 4]);
         assert_eq!(all_seen(&places), [vec![4], vec![4, 5], vec![0, 1, 6], vec![0, 3, 4, 7], vec![0, 3, 4, 7, 8]]);
         assert_eq!((places.rows(), places.most_seen()), (5, 5));
+        let seen = places.seen();
+        let runs: Vec<(Range<usize>, &[usize])> = seen.runs().collect();
+        assert_eq!(runs, [(0..2, &[4, 5][..]), (2..3, &[0, 1, 6]), (3..5, &[0, 3, 4, 7, 8])]);
     }
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::progress::{Meter, duration, end_on_request};
-use super::{Talk, not_available, print, print_json, size, tell, text, threads, warn};
+use super::{Talk, not_available, print, print_json, size, tell, text, threads, verify, warn};
 use crate::checkpoint::Allowed;
-use crate::convert::{Follow, Job, Options, wait_for_model};
-use crate::error::{Faults, escaped, listed};
+use crate::convert::{Follow, Job, Options, Verification, wait_for_model};
+use crate::error::{Fault, FaultKind, Faults, Place, escaped, listed};
 use crate::isa::Isa;
 use crate::part::Part;
 use crate::recipe::{GroupSize, Settings};
-use crate::report::ConvertReport;
+use crate::report::{ConvertReport, Verdict};
 use crate::roles::Pass;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -96,6 +96,9 @@ pub(crate) struct Arguments {
     /// Measure the quantization error of each class
     #[arg(long, help_heading = "Run")]
     stats: bool,
+    /// Then verify the container against the CHECKPOINT, at the level tokens, on the CPU: exit code 1 if the verdict is fail
+    #[arg(long, help_heading = "Run")]
+    verify: bool,
     /// Threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = threads, default_value_t = 0, hide_default_value = true, help_heading = "Run")]
     threads: usize,
@@ -117,9 +120,6 @@ pub(crate) struct Arguments {
     /// Start although the free space is short; lifts nothing about existing files
     #[arg(long, help_heading = "Refusals")]
     force: bool,
-    /// Not available in this version
-    #[arg(long, hide = true)]
-    verify: bool,
     /// Convert only part K of N, for one on one machine of several that share the folder; the last one completes it
     #[arg(long, value_name = "K/N", help_heading = "Parts and arriving files")]
     part: Option<Part>,
@@ -148,13 +148,9 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Flags of this command that are planned but not there.
     fn later(&self) -> Option<&'static str> {
-        [
-            (self.verify, "--verify"),
-            (self.device.is_some(), "--device of `convert`"),
-            (self.mode.is_some(), "--mode of `convert`"),
-        ]
-        .into_iter()
-        .find_map(|(given, name)| given.then_some(name))
+        [(self.device.is_some(), "--device of `convert`"), (self.mode.is_some(), "--mode of `convert`")]
+            .into_iter()
+            .find_map(|(given, name)| given.then_some(name))
     }
 
     fn passes(&self) -> Vec<Pass> {
@@ -234,6 +230,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     }
     let options = arguments.options()?;
     options.check()?;
+    if arguments.verify && arguments.dry_run {
+        let (one, other, why) = ("--verify", "--dry-run", "a dry run makes nothing that could be verified");
+        return Err(Fault::new(Place::default(), FaultKind::FlagsExclude { one, other, why }).into());
+    }
     let Talk { json, quiet } = arguments.talk;
     let meter = Meter::new(quiet);
     end_on_request();
@@ -248,6 +248,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         return Ok(code);
     }
     job.check_space()?;
+    let verification = arguments.verify.then(|| Verification::of(&job, None)).transpose()?;
     let told = job.warnings().len();
     warn(job.warnings());
     let plan = plan_text(arguments, &job);
@@ -256,9 +257,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     } else if !quiet {
         tell(&plan);
     }
-    let report = job.run(&meter)?;
+    let mut report = job.run(&meter)?;
     tell(&super::findings_text(&report.warnings[told..]));
-    Ok(if json { print_json(&report) } else { print(&done_text(&report)) })
+    let printed = if json { ExitCode::SUCCESS } else { print(&done_text(&report)) };
+    // Without the other parts the container is nothing yet; the part that ends last verifies it.
+    let verification = verification.filter(|_| report.complete == Some(true));
+    report.verify = verification.map(|verification| verification.run(&meter)).transpose()?.map(Box::new);
+    let printed = match (&report.verify, json) {
+        (_, true) => print_json(&report),
+        (Some(verified), false) => print(&format!("\n{}", verify::report_text(verified))),
+        (None, false) if arguments.verify => print("not verified yet: the part that ends last does it\n"),
+        (None, false) => printed,
+    };
+    let good = report.verify.is_none_or(|verified| verified.verdict == Verdict::Pass);
+    Ok(if printed == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { printed })
 }
 
 /// The plan as a table with totals, and what it needs of the disk.

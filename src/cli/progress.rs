@@ -31,6 +31,11 @@ pub(crate) fn end_on_request() {
     let _ = ctrlc::set_handler(handler);
 }
 
+/// Whether the user has asked for the end.
+pub(crate) fn is_end_requested() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
 /// Shows bytes done, rate and time left on stderr.
 pub(crate) struct Meter {
     bar: Option<ProgressBar>,
@@ -147,7 +152,7 @@ impl Progress for Meter {
     }
 
     fn interrupted(&self) -> bool {
-        INTERRUPTED.load(Ordering::Relaxed)
+        is_end_requested()
     }
 
     fn end(&self) {

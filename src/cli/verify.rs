@@ -155,7 +155,8 @@ fn check_replaceable(path: &Path) -> Result<(), Fault> {
     }
 }
 
-fn report_text(report: &VerifyReport) -> String {
+/// A report as text.
+pub(super) fn report_text(report: &VerifyReport) -> String {
     let mut out = format!("{} ({}), level {}\n", escaped(&report.path), report.kind, report.level);
     if let Some(source) = &report.source {
         out += &format!("source: {}\n", escaped(source));

@@ -209,6 +209,7 @@ impl Plan {
             fits: None,
             complete: None,
             consumed: Vec::new(),
+            verify: None,
             warnings: warnings.iter().map(Finding::accepted).collect(),
         }
     }

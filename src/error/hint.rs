@@ -179,7 +179,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "the head is of another checkpoint, damaged, or was never trained: convert it again with --only mtp".into()
         }
         K::ConfigNotTheSource { .. } => "take config.json from the source: other arithmetic gives other tokens".into(),
-        K::NoMtpHead => "convert the checkpoint with --mtp, or use references without drafts".into(),
+        K::NoMtpHead => "convert the checkpoint with --mtp, or do without drafts".into(),
         K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
         K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
         K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
@@ -202,6 +202,16 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::OtherModel { .. } => "give the checkpoint that the container was made from".into(),
         K::NotTheSource { .. } => {
             "the tensor was damaged, its scales are another tensor's, or it was made from another checkpoint".into()
+        }
+        K::PromptEmpty => "give a text; what a text of this model begins with is added to it, see --prefix".into(),
+        K::PromptTooLong { .. } => "shorten the prompt, or give a lower --max-tokens".into(),
+        K::NoChatTemplate => "copy chat_template.jinja from the model's repository, or leave out --chat".into(),
+        K::ChatTemplate { .. } => {
+            "take the template from the model's repository, or write the prompt out and leave out --chat".into()
+        }
+        K::GeneratedUnknown { .. } => "tokenizer.json may be of another model".into(),
+        K::VerifyTooLarge { .. } => {
+            "leave out --verify; `coliconv verify --level weights --source` needs no model in memory".into()
         }
         kind => return score_hint(kind),
     };

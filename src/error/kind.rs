@@ -429,6 +429,32 @@ pub enum FaultKind {
     #[error("the tokenizer has no token with id {id}")]
     TokenUnknown { id: u32 },
 
+    // ---- generating --------------------------------------------------------------------------------------------
+    #[error("the prompt is empty")]
+    PromptEmpty,
+    #[error(
+        "the prompt has {tokens} tokens and up to {max_tokens} are to follow, together {}; the model takes at most {limit}",
+        tokens.saturating_add(*max_tokens)
+    )]
+    PromptTooLong { tokens: usize, max_tokens: usize, limit: u64 },
+    #[error(
+        "the model has no chat template: neither chat_template.jinja nor `chat_template` of tokenizer_config.json is there"
+    )]
+    NoChatTemplate,
+    #[error("{}the chat template fails: {}", line.map(|line| format!("line {line}: ")).unwrap_or_default(), escaped_message(message))]
+    ChatTemplate { line: Option<usize>, message: String },
+    #[error("interrupted after {tokens} tokens")]
+    GenerationInterrupted { tokens: usize },
+    #[error(
+        "the model says {}, for which the tokenizer has no token: nothing stands for them in the text",
+        listed(ids)
+    )]
+    GeneratedUnknown { ids: Vec<u32> },
+    #[error(
+        "--verify needs {needed} bytes of memory for the container and what it is compared with, {available} are available"
+    )]
+    VerifyTooLarge { needed: u64, available: u64 },
+
     // ---- references --------------------------------------------------------------------------------------------
     #[error("reference {reference}: `{key}` is missing")]
     ReferenceMissing { reference: usize, key: &'static str },
@@ -449,7 +475,7 @@ pub enum FaultKind {
     NoIndexer { reference: usize, tokens: usize, index_topk: u64 },
     #[error("none of {proposed} drafts of the MTP head is what the model says next")]
     NoDraftAccepted { proposed: usize },
-    #[error("the model needs {needed} bytes as f32, {available} are available")]
+    #[error("the model needs {needed} bytes of memory, {available} are available")]
     ModelTooLarge { needed: u64, available: u64 },
     #[error(
         "reference {reference}: {equal} of {total} {what} are equal; the first that is not is number {at}: expected {expected}, found {found}"

@@ -1,7 +1,11 @@
-//! Greedy decoding with drafts: the MTP head proposes, the model verifies several tokens at once.
+//! Decoding with drafts: the MTP head proposes, the model verifies several tokens at once.
+//!
+//! A draft stays if it is the token that the model itself would have chosen there. As a choice depends on the text before
+//! it and on its number alone ([`Sampler`]), drafts change no token, be it the best one or one drawn at random.
 
-use super::Model;
 use super::kv_cache::KvCache;
+use super::sampler::Sampler;
+use super::{CHUNK_ROWS, Model};
 use crate::backend::Backend;
 use crate::error::Result;
 
@@ -16,6 +20,95 @@ pub struct Drafted {
     pub accepted: usize,
 }
 
+/// A text that is being continued.
+pub struct Decoding<'m, 'b, B: Backend> {
+    model: &'m Model<'b, B>,
+    cache: KvCache<B>,
+    sampler: Sampler,
+    /// Most drafts before each verification; with 0 the MTP head is not used.
+    drafts: usize,
+    /// Tokens of the prompt; at least one.
+    prompt: usize,
+    /// The prompt and what follows it.
+    text: Vec<u32>,
+    /// The rows that the MTP layer has not seen [n, d]; the last one is that of the last token in the cache.
+    x: Option<B::Rows>,
+    /// Drafts that were verified.
+    pub proposed: usize,
+    /// Drafts that were right.
+    pub accepted: usize,
+}
+
+impl<'m, 'b, B: Backend> Decoding<'m, 'b, B> {
+    /// A prompt, of which nothing has gone through the layers yet. Without an MTP head `drafts` must be 0.
+    pub fn new(
+        model: &'m Model<'b, B>,
+        prompt: &[u32],
+        sampler: Sampler,
+        drafts: usize,
+        index_topk: Option<u64>,
+    ) -> Result<Self> {
+        model.check_ids(prompt)?;
+        if drafts > 0 {
+            model.mtp()?;
+        }
+        let (cache, text) = (model.cache(index_topk)?, prompt.to_vec());
+        Ok(Decoding { model, cache, sampler, drafts, prompt: prompt.len(), text, x: None, proposed: 0, accepted: 0 })
+    }
+
+    /// Runs the next piece of the prompt through the layers; whether there was one left.
+    pub fn absorb_prompt(&mut self) -> Result<bool> {
+        let begin = self.cache.len().min(self.prompt);
+        let end = self.prompt.min(begin + CHUNK_ROWS);
+        if begin == end {
+            return Ok(false);
+        }
+        if let Some(x) = self.x.as_ref().filter(|_| self.drafts > 0) {
+            self.model.catch_up(&mut self.cache, x, &self.text)?;
+        }
+        self.x = Some(self.model.forward(&mut self.cache, &self.text[begin..end])?);
+        Ok(true)
+    }
+
+    /// The next tokens: at least one, at most as many as were drafted and one more, and at most `most`, which is above 0.
+    pub fn step(&mut self, most: usize) -> Result<&[u32]> {
+        while self.absorb_prompt()? {}
+        let (model, before) = (self.model, self.text.len());
+        let x = self.x.as_ref().expect("the prompt went through");
+        if before == self.prompt {
+            // The first token follows from the prompt's last row.
+            self.text.extend(self.sampler.choose(model, &model.last_row(x)?, 0)?);
+            return Ok(&self.text[before..]);
+        }
+        let drafted = match self.drafts {
+            0 => Vec::new(),
+            drafts => model.draft(&mut self.cache, x, &self.text, drafts.min(most - 1))?,
+        };
+        self.x = Some(self.verify(&drafted)?);
+        Ok(&self.text[before..])
+    }
+
+    /// The tokens that follow the prompt.
+    pub fn generated(&self) -> &[u32] {
+        &self.text[self.prompt..]
+    }
+
+    /// Runs the text's last token and the drafts through the layers, adds to the text the drafts that the model would have
+    /// chosen too and the token it chooses after them, and forgets the others: the rows of what stays.
+    fn verify(&mut self, drafted: &[u32]) -> Result<B::Rows> {
+        let (model, before) = (self.model, self.cache.len());
+        let tokens: Vec<u32> = self.text.last().into_iter().chain(drafted).copied().collect();
+        let x = model.forward(&mut self.cache, &tokens)?;
+        let own = self.sampler.choose(model, &x, self.generated().len())?;
+        let accepted = drafted.iter().zip(&own).take_while(|(draft, own)| draft == own).count();
+        self.text.extend(&own[..=accepted]);
+        self.cache.truncate(model.backend, before + 1 + accepted);
+        self.proposed += drafted.len();
+        self.accepted += accepted;
+        model.backend.slice(&x, 0..accepted + 1, 0..model.backend.shape(&x).1)
+    }
+}
+
 impl<B: Backend> Model<'_, B> {
     /// [`Model::greedy`] with up to `drafts` tokens drafted before each verification.
     pub fn greedy_drafted(
@@ -25,35 +118,12 @@ impl<B: Backend> Model<'_, B> {
         drafts: usize,
         index_topk: Option<u64>,
     ) -> Result<Drafted> {
-        let mut cache = self.cache(index_topk)?;
-        let mut out = Drafted::default();
-        let mut text = prompt.to_vec();
-        let mut x = self.absorb_prompt(&mut cache, prompt)?;
-        // The first token follows from the prompt's last row.
-        text.push(self.predict(&self.last_row(&x)?, &[None])?[0].id);
-        while text.len() < prompt.len() + count {
-            let wanted = drafts.min(prompt.len() + count - text.len() - 1);
-            let drafted = self.draft(&mut cache, &x, &text, wanted)?;
-            x = self.verify(&mut cache, &mut text, &drafted)?;
-            out.proposed += drafted.len();
-            // A verification adds the accepted drafts and one token of the model's own.
-            out.accepted += self.backend.shape(&x).0 - 1;
+        let mut decoding = Decoding::new(self, prompt, Sampler::Greedy, drafts, index_topk)?;
+        while decoding.generated().len() < count {
+            decoding.step(count - decoding.generated().len())?;
         }
-        out.ids = text.split_off(prompt.len());
-        out.ids.truncate(count);
-        Ok(out)
-    }
-
-    /// Runs a prompt through all layers and, but for its last piece, through the MTP layer: the rows of that piece.
-    fn absorb_prompt(&self, cache: &mut KvCache<B>, prompt: &[u32]) -> Result<B::Rows> {
-        let mut x = None;
-        for chunk in self.chunks(prompt)? {
-            if let Some(x) = &x {
-                self.catch_up(cache, x, prompt)?;
-            }
-            x = Some(self.forward(cache, chunk)?);
-        }
-        Ok(x.expect("chunks are not empty"))
+        let (ids, proposed, accepted) = (decoding.generated().to_vec(), decoding.proposed, decoding.accepted);
+        Ok(Drafted { ids, proposed, accepted })
     }
 
     /// Runs the MTP layer at the positions it has not seen, whose rows are x [n, d]; `text` is at least one token longer
@@ -79,19 +149,6 @@ impl<B: Backend> Model<'_, B> {
         cache.truncate_mtp(self.backend, cache.len());
         Ok(drafted)
     }
-
-    /// Runs the text's last token and the drafts through the layers, adds to the text the drafts that the model would have
-    /// chosen too and the token it chooses after them, and forgets the others: the rows of what stays.
-    fn verify(&self, cache: &mut KvCache<B>, text: &mut Vec<u32>, drafted: &[u32]) -> Result<B::Rows> {
-        let before = cache.len();
-        let tokens: Vec<u32> = text.last().into_iter().chain(drafted).copied().collect();
-        let x = self.forward(cache, &tokens)?;
-        let predictions = self.predict(&x, &vec![None; tokens.len()])?;
-        let accepted = drafted.iter().zip(&predictions).take_while(|(draft, own)| **draft == own.id).count();
-        text.extend(predictions[..=accepted].iter().map(|own| own.id));
-        cache.truncate(self.backend, before + 1 + accepted);
-        self.backend.slice(&x, 0..accepted + 1, 0..self.backend.shape(&x).1)
-    }
 }
 
 #[cfg(test)]
@@ -99,9 +156,24 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
+    use super::super::sampler::Sampling;
     use super::super::testing::Synthetic;
     use super::*;
     use crate::backend::reference::Reference;
+
+    /// Tokens of a drawn text.
+    const COUNT: usize = 10;
+
+    /// Tokens drawn one after the other, each from all logits after the whole text so far, without a cache.
+    fn one_by_one(model: &Model<'_, Reference>, prompt: &[u32], sampling: Sampling, topk: u64) -> Vec<u32> {
+        let mut text = prompt.to_vec();
+        for number in 0..COUNT {
+            let x = model.forward(&mut model.cache(Some(topk)).unwrap(), &text).unwrap();
+            let logits = model.backend.read(&model.logits(&model.last_row(&x).unwrap()).unwrap()).unwrap();
+            text.push(sampling.draw(&logits, number as u64).unwrap());
+        }
+        text.split_off(prompt.len())
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
@@ -116,6 +188,26 @@ mod tests {
             let drafted = model.greedy_drafted(&prompt, count, drafts, Some(topk)).unwrap();
             prop_assert_eq!(drafted.ids, plain);
             prop_assert!(drafted.accepted <= drafted.proposed);
+        }
+
+        #[test]
+        fn drafting_changes_no_drawn_token(
+            prompt in proptest::collection::vec(0u32..40, 1..8), seed in any::<u64>(), topk in 1u64..12,
+            temperature in 0.05f64..3.0, top_p in 0.1f64..=1.0,
+        ) {
+            let backend = Reference::default();
+            let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
+            let sampling = Sampling { temperature, top_p, seed };
+            let plain = one_by_one(&model, &prompt, sampling, topk);
+            for drafts in 0..5 {
+                let sampler = Sampler::Drawn(sampling);
+                let mut decoding = Decoding::new(&model, &prompt, sampler, drafts, Some(topk)).unwrap();
+                while decoding.generated().len() < COUNT {
+                    let left = COUNT - decoding.generated().len();
+                    prop_assert!((1..=left.min(drafts + 1)).contains(&decoding.step(left).unwrap().len()));
+                }
+                prop_assert_eq!(decoding.generated(), &plain);
+            }
         }
     }
 }

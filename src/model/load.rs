@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use crate::backend::{Backend, ExpertSource};
+use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::available_bytes;
+use crate::header::{Header, StoredTensor};
+use crate::io::{SourceFile, available_bytes};
 use crate::roles::{Census, Pass, Projection};
-use crate::tensor::Shape;
+use crate::tensor::{Dtype, Shape};
 use crate::weights::{Matrix, Weights};
 
 /// Bytes of a model of this config on the plain backend, which keeps every weight as f32.
@@ -15,6 +17,21 @@ pub fn plain_bytes(config: &Config) -> u64 {
     let census = Census::of(config);
     let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
     elements.fold(0u64, u64::saturating_add).saturating_mul(4)
+}
+
+/// Bytes of the model of a directory on the CPU, which keeps weights as they are stored, but for halves, which are widened.
+/// Files that cannot be read count nothing.
+pub fn stored_bytes(directory: &Path) -> u64 {
+    let of_tensor = |tensor: &StoredTensor| match tensor.dtype {
+        Dtype::BF16 | Dtype::F16 => tensor.bytes.saturating_mul(2),
+        _ => tensor.bytes,
+    };
+    let of_file = |name: &String| -> Option<u64> {
+        let header = Header::read(&SourceFile::open(&directory.join(name)).ok()?).ok()?;
+        Some(header.tensors().iter().map(of_tensor).fold(0, u64::saturating_add))
+    };
+    let names = weight_files(directory).unwrap_or_default();
+    names.iter().filter_map(of_file).fold(0, u64::saturating_add)
 }
 
 /// Refuses what needs more than `memory` bytes, by default those that are available.

@@ -125,7 +125,7 @@ impl<B: Backend> Model<'_, B> {
         Ok(drafts)
     }
 
-    fn mtp(&self) -> Result<&Mtp<B>> {
+    pub(super) fn mtp(&self) -> Result<&Mtp<B>> {
         self.mtp.as_ref().ok_or_else(|| Fault::new(Place::default(), FaultKind::NoMtpHead))
     }
 }

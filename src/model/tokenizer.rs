@@ -37,10 +37,15 @@ impl Tokenizer {
     /// is an error.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         // The crate leaves unknown ids out without a word.
-        if let Some(&id) = ids.iter().find(|&&id| self.inner.id_to_token(id).is_none()) {
+        if let Some(&id) = ids.iter().find(|&&id| !self.has(id)) {
             return Err(Fault::new(Place::file(&self.path), FaultKind::TokenUnknown { id }));
         }
         self.inner.decode(ids, skip_special).map_err(|e| self.fault("decode the ids", &e))
+    }
+
+    /// Whether there is a token of this id.
+    pub fn has(&self, id: u32) -> bool {
+        self.inner.id_to_token(id).is_some()
     }
 
     /// The id of a token spelled exactly so.

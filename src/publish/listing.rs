@@ -80,6 +80,9 @@ impl Listing {
                 Value::Object(mut object) => match object.remove("siblings") {
                     Some(Value::Array(values)) => values,
                     Some(_) => return Err(syntax("`siblings` is no list".to_owned())),
+                    None if object.contains_key("error") => {
+                        return Err(syntax(format!("it is a refusal of the Hub's: {}", object["error"])));
+                    }
                     None => vec![Value::Object(object)],
                 },
                 _ => return Err(syntax("expected a list of files".to_owned())),

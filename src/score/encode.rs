@@ -64,16 +64,16 @@ pub struct Encoder<'a> {
     pub max_tokens: Option<u64>,
 }
 
-impl Encoder<'_> {
-    /// The text with the prefix, unless it begins with it already.
-    fn prefixed(&self, text: &str) -> String {
-        if text.starts_with(self.prefix) { text.to_owned() } else { format!("{}{text}", self.prefix) }
-    }
+/// The text with the prefix, unless it begins with it already.
+pub fn prefixed(text: &str, prefix: &str) -> String {
+    if text.starts_with(prefix) { text.to_owned() } else { format!("{prefix}{text}") }
+}
 
+impl Encoder<'_> {
     /// A continuation of a context. It starts where the ids of the context, alone and continued, first differ: a token may
     /// reach across the boundary. If nothing remains, both are encoded apart.
     pub fn continuation(&self, ctx: &str, continuation: &str) -> Result<Result<Encoded, Reason>> {
-        let ctx = self.prefixed(ctx);
+        let ctx = prefixed(ctx, self.prefix);
         let alone = self.tokenizer.encode(&ctx)?;
         let mut ids = self.tokenizer.encode(&format!("{ctx}{continuation}"))?;
         let mut start = alone.iter().zip(&ids).take_while(|(a, b)| a == b).count();

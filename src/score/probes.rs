@@ -7,16 +7,11 @@ use super::encode::Encoder;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::model::Model;
+use crate::model::ending::{StopReason, period, repetition};
 use crate::report::{ScoreDrafts, ScoreProbe, ScoreProbes};
 
 /// Most tokens of a probe.
 pub const MAX_TOKENS: usize = 64;
-/// A text that ends with so many times the same is a repetition.
-const REPEATS: usize = 3;
-/// Longest period that is looked for, in tokens.
-const MAX_PERIOD: usize = MAX_TOKENS / REPEATS;
-/// A repetition that makes up at least so many tokens ends a text: three equal signs are no fault.
-const MIN_REPEATED: usize = 24;
 
 /// Beginnings of texts, in several scripts.
 pub const PROMPTS: [&str; 9] = [
@@ -59,8 +54,8 @@ pub fn run<B: Backend>(
     let count = |of: &dyn Fn(&ScoreProbe) -> bool| texts.iter().filter(|text| of(text)).count() as u64;
     Ok(ScoreProbes {
         max_tokens: MAX_TOKENS as u64,
-        stopped: count(&|text| text.stop_reason == "stop_id"),
-        repeated: count(&|text| text.stop_reason == "repetition"),
+        stopped: count(&|text| text.stop_reason == StopReason::StopId.name()),
+        repeated: count(&|text| text.stop_reason == StopReason::Repetition.name()),
         with_replacement_characters: count(&|text| text.replacement_characters > 0),
         mtp: model.has_mtp().then(|| ScoreDrafts {
             format: head_format.unwrap_or("unknown").to_owned(),
@@ -76,12 +71,10 @@ pub fn run<B: Backend>(
 fn probe(encoder: &Encoder<'_>, prompt: &str, generated: &[u32], stop_ids: &[u32]) -> Result<ScoreProbe> {
     let stopped = generated.iter().position(|id| stop_ids.contains(id));
     let ids = &generated[..stopped.unwrap_or(generated.len())];
-    let period = period(ids);
-    let repeats = period.is_some_and(|period| repeated(ids, period) >= MIN_REPEATED);
-    let stop_reason = match (stopped, repeats) {
-        (Some(_), _) => "stop_id",
-        (None, true) => "repetition",
-        (None, false) => "length",
+    let stop_reason = match (stopped, repetition(ids)) {
+        (Some(_), _) => StopReason::StopId,
+        (None, Some(_)) => StopReason::Repetition,
+        (None, None) => StopReason::Length,
     };
     // The model may have more ids than the tokenizer has tokens.
     let known: Vec<u32> = ids.iter().copied().filter(|&id| encoder.tokenizer.decode(&[id], false).is_ok()).collect();
@@ -90,9 +83,9 @@ fn probe(encoder: &Encoder<'_>, prompt: &str, generated: &[u32], stop_ids: &[u32
     Ok(ScoreProbe {
         prompt: prompt.to_owned(),
         tokens: ids.len() as u64,
-        stop_reason: stop_reason.to_owned(),
+        stop_reason: stop_reason.name().to_owned(),
         distinct: [1, 2, 3, 4].map(|n| distinct(ids, n)),
-        period: period.map(|period| period as u64),
+        period: repetition(ids).or(period(ids)).map(|period| period as u64),
         replacement_characters: whole.matches(char::REPLACEMENT_CHARACTER).count() as u64,
         text,
     })
@@ -104,31 +97,12 @@ fn distinct(ids: &[u32], n: usize) -> Option<f64> {
     Some(ids.windows(n).collect::<HashSet<_>>().len() as f64 / all as f64)
 }
 
-/// The shortest period with which the text ends at least [`REPEATS`] times.
-fn period(ids: &[u32]) -> Option<usize> {
-    (1..=MAX_PERIOD).find(|&period| repeated(ids, period) >= REPEATS * period)
-}
-
-/// Tokens at the end that have this period.
-fn repeated(ids: &[u32], period: usize) -> usize {
-    let n = ids.len();
-    let same = (period..n).rev().take_while(|&at| ids[at] == ids[at - period]).count();
-    if n < period { 0 } else { same + period }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn repetitions_are_found_with_their_period() {
-        assert_eq!(period(&[9, 8, 1, 2, 1, 2, 1, 2]), Some(2));
-        assert_eq!(period(&[9, 8, 1, 2, 1, 2, 1]), None);
-        assert_eq!(period(&[5, 7, 7, 7]), Some(1));
-        assert_eq!((period(&[]), period(&[1]), period(&[1, 2, 3, 4])), (None, None, None));
-        let long: Vec<u32> = (0..MAX_PERIOD as u32).cycle().take(MAX_TOKENS).collect();
-        assert_eq!(period(&long), Some(MAX_PERIOD));
-        assert_eq!(repeated(&[9, 1, 2, 1, 2, 1], 2), 5);
+    fn different_runs_are_a_share_of_all() {
         assert_eq!(distinct(&[1, 2, 1, 2, 1], 1), Some(0.4));
         assert_eq!(distinct(&[1, 2, 1, 2, 1], 2), Some(0.5));
         assert_eq!(distinct(&[1, 2], 3), None);

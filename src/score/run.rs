@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::record::Record;
 use super::results::Results;
 use super::row::{Baseline, Scorer};
-use super::{Compared, Job, Source, is_done, probes, weights};
+use super::{Compared, Job, Source, is_done, probes};
 use crate::backend::cpu::Cpu;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Counters, Device, Operation};
@@ -70,9 +70,9 @@ impl Job<'_> {
         let tag = baseline.map(|baseline| baseline.tag.as_str());
         let started = Instant::now();
         self.watch.phase("loading the model");
-        let own = Model::load(weights(model), backend)?;
+        let own = Model::load(model.weights(), backend)?;
         let theirs = match baseline.map(|baseline| &baseline.source) {
-            Some(Source::Model(model)) => Some(self.other(Model::load(weights(model), backend)?)?),
+            Some(Source::Model(model)) => Some(self.other(Model::load(model.weights(), backend)?)?),
             _ => None,
         };
         let loading_seconds = started.elapsed().as_secs_f64();

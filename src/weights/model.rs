@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{ContainerRows, Rows, SourceRows};
+use super::{ContainerRows, Rows, SourceRows, Weights};
 use crate::checkpoint::{Allowed, Checkpoint, weight_files};
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::progress;
@@ -85,6 +85,14 @@ impl Model {
             }
             ModelKind::Container => Model::Container(Box::new(Container::open(directory)?)),
         })
+    }
+
+    /// Its weights by name.
+    pub fn weights(&self) -> &dyn Weights {
+        match self {
+            Model::Checkpoint(checkpoint) => &**checkpoint,
+            Model::Container(container) => &**container,
+        }
     }
 
     /// Which it is.

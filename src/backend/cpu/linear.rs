@@ -57,6 +57,23 @@ impl Packed {
     }
 }
 
+impl Packed {
+    /// The product with a matrix.
+    pub fn job<'a>(&'a self, weight: &'a Weight) -> Job<'a> {
+        assert_eq!(self.coding, weight.coding, "the order of a product's inputs");
+        Job {
+            matrix: &weight.matrix,
+            coding: weight.coding,
+            x: &self.values,
+            n: self.n,
+            stride: self.stride,
+            lines: self.lines,
+            row_bytes: weight.row_bytes,
+            row_scales: weight.row_scales,
+        }
+    }
+}
+
 /// x [n, I] · weightᵀ [I, O] → [n, O].
 pub fn matmul(isa: Isa, weight: &Weight, x: &Rows) -> Rows {
     assert_eq!(x.width, weight.matrix.columns, "inputs of a product");
@@ -65,21 +82,11 @@ pub fn matmul(isa: Isa, weight: &Weight, x: &Rows) -> Rows {
 
 /// The same for rows that are in the order of the weight's coding.
 pub fn packed_matmul(isa: Isa, weight: &Weight, x: &Packed) -> Rows {
-    assert_eq!(x.coding, weight.coding, "the order of a product's inputs");
     let (n, features) = (x.n, weight.matrix.rows);
     if n == 0 || features == 0 {
         return Rows { width: features, values: Vec::new() };
     }
-    let job = Job {
-        matrix: &weight.matrix,
-        coding: weight.coding,
-        x: &x.values,
-        n,
-        stride: x.stride,
-        lines: x.lines,
-        row_bytes: weight.row_bytes,
-        row_scales: weight.row_scales,
-    };
+    let job = x.job(weight);
     // Feature by feature first [O, n]: a task reads each row of the matrix once for all rows of x.
     let mut by_feature = vec![0.0f32; features * n];
     by_feature

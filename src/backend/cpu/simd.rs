@@ -38,6 +38,7 @@ macro_rules! kernels {
                 Coding::F32 => block::<codes::F32>,
                 Coding::Int8 => block::<codes::Int8>,
                 Coding::Int4 => block::<codes::Int4>,
+                Coding::Int4Words => block::<codes::Int4Words>,
                 Coding::Int3 => block::<codes::Int3>,
                 Coding::Int2 => block::<codes::Int2>,
                 Coding::Fp8 => block::<codes::Fp8>,
@@ -70,14 +71,48 @@ macro_rules! kernels {
             unsafe { enabled(proof, tile) }
         }
 
-        /// [`attend::head`] with the features.
-        pub(super) fn attend_head(proof: $proof, head: &Head<'_>, q: &[f32], positions: &[usize], out: &mut [f32]) {
+        /// The decoder of whole rows for that coding.
+        pub(super) fn decoder(coding: Coding) -> fn($proof, &Job<'_>, usize, &mut [f32]) {
+            match coding {
+                Coding::F32 => decode::<codes::F32>,
+                Coding::Int8 => decode::<codes::Int8>,
+                Coding::Int4 => decode::<codes::Int4>,
+                Coding::Int4Words => decode::<codes::Int4Words>,
+                Coding::Int3 => decode::<codes::Int3>,
+                Coding::Int2 => decode::<codes::Int2>,
+                Coding::Fp8 => decode::<codes::Fp8>,
+                Coding::Decoded => |_, job, first, out| product::decode_plainly(job, first, out),
+            }
+        }
+
+        /// [`product::decode`] with the features.
+        fn decode<C: codes::Codes>(proof: $proof, job: &Job<'_>, first: usize, out: &mut [f32]) {
             #[target_feature(enable = $features)]
-            fn enabled(proof: $proof, head: &Head<'_>, q: &[f32], positions: &[usize], out: &mut [f32]) {
-                attend::head(proof, head, q, positions, out);
+            fn enabled<C: codes::Codes>(proof: $proof, job: &Job<'_>, first: usize, out: &mut [f32]) {
+                product::decode::<$proof, C>(proof, job, first, out);
             }
             // SAFETY: `proof` proves these features.
-            unsafe { enabled(proof, head, q, positions, out) }
+            unsafe { enabled::<C>(proof, job, first, out) }
+        }
+
+        /// [`attend::attend`] with the features.
+        pub(super) fn attend_task(proof: $proof, task: &Task<'_>, out: &mut [f32]) {
+            #[target_feature(enable = $features)]
+            fn enabled(proof: $proof, task: &Task<'_>, out: &mut [f32]) {
+                attend::attend(proof, task, out);
+            }
+            // SAFETY: `proof` proves these features.
+            unsafe { enabled(proof, task, out) }
+        }
+
+        /// [`attend::combine`] with the features.
+        pub(super) fn combine(proof: $proof, factors: &[f32], terms: &Terms<'_>, columns: usize, out: &mut [f32]) {
+            #[target_feature(enable = $features)]
+            fn enabled(proof: $proof, factors: &[f32], terms: &Terms<'_>, columns: usize, out: &mut [f32]) {
+                attend::combine(proof, factors, terms.rows.len(), terms, columns, out, columns);
+            }
+            // SAFETY: `proof` proves these features.
+            unsafe { enabled(proof, factors, terms, columns, out) }
         }
 
         /// [`attend::score`] with the features.
@@ -127,12 +162,16 @@ use crate::format::{FP8_BLOCK, Format};
 use crate::isa::Isa;
 use crate::weights::Matrix;
 
-pub(super) use attend::Head;
+pub(super) use attend::{Task, Terms};
 pub(super) use limits::FLOPS_PER_STEP;
 use plain::Plain;
 
 /// Columns that are worked on at once.
 pub(super) const CHUNK: usize = 64;
+/// Columns of a word of nibbles.
+const WORD: usize = 8;
+/// Words of nibbles of a chunk.
+const WORDS: usize = CHUNK / WORD;
 /// Sums that are formed side by side.
 pub(super) const LANES: usize = 16;
 
@@ -150,6 +189,8 @@ pub(super) enum Coding {
     Int8,
     /// Nibbles, with one scale for all columns of a chunk.
     Int4,
+    /// Nibbles, with one scale for all columns of a word.
+    Int4Words,
     /// Planes of two bits and of one.
     Int3,
     /// Pairs of bits.
@@ -168,6 +209,9 @@ impl Coding {
             Format::Int8Row => Coding::Int8,
             Format::Int4Row => Coding::Int4,
             Format::Int4Grouped { group_size } if group_size % CHUNK as u64 == 0 => Coding::Int4,
+            Format::Int4Grouped { group_size } if group_size > 0 && group_size.is_multiple_of(WORD as u64) => {
+                Coding::Int4Words
+            }
             Format::Int3G64 => Coding::Int3,
             Format::Int2Row => Coding::Int2,
             Format::Fp8E4m3B128 => Coding::Fp8,
@@ -188,7 +232,7 @@ pub(super) const fn order(coding: Coding) -> [u8; CHUNK] {
         let (vector, lane) = (p / LANES, p % LANES);
         let column = match coding {
             Coding::F32 | Coding::Int8 | Coding::Fp8 | Coding::Decoded => p,
-            Coding::Int4 => 8 * (lane % 8) + 2 * vector + lane / 8,
+            Coding::Int4 | Coding::Int4Words => 8 * (lane % 8) + 2 * vector + lane / 8,
             Coding::Int3 | Coding::Int2 => 16 * (lane % 4) + 4 * vector + lane / 4,
         };
         order[p] = column as u8;
@@ -219,6 +263,11 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
+    /// Columns of a decoded row: whole chunks.
+    pub fn columns(&self) -> usize {
+        LANES * self.lines
+    }
+
     /// Codes of a weight row.
     fn codes(&self, row: usize) -> &'a [u8] {
         &self.matrix.codes[row * self.row_bytes..][..self.row_bytes]
@@ -238,6 +287,23 @@ impl<'a> Job<'a> {
             Format::Fp8E4m3B128 => FP8_BLOCK as usize / CHUNK,
             _ => usize::MAX,
         }
+    }
+
+    /// The scales of the words of a chunk, of a weight row's scales; beyond the row's end its last.
+    #[inline(always)]
+    fn word_scales(&self, scales: &[f32], chunk: usize) -> [f32; WORDS] {
+        let Format::Int4Grouped { group_size } = self.matrix.format else { return [1.0; WORDS] };
+        let (group_size, column) = (group_size as usize, chunk * CHUNK);
+        let (mut group, mut within) = (column / group_size, column % group_size);
+        let mut out = [0.0; WORDS];
+        for out in &mut out {
+            *out = scales[group.min(scales.len() - 1)];
+            within += WORD;
+            if within == group_size {
+                (group, within) = (group + 1, 0);
+            }
+        }
+        out
     }
 
     /// A row of x.
@@ -298,6 +364,8 @@ trait Lanes: Copy {
     fn int8(self, codes: &[u8; CHUNK], scale: f32) -> [Self::Vector; 4];
     /// (nibble − 8) · scale.
     fn int4(self, codes: &[u8; CHUNK / 2], scale: f32) -> [Self::Vector; 4];
+    /// (nibble − 8) · the scale of its word.
+    fn int4_words(self, codes: &[u8; CHUNK / 2], scales: &[f32; WORDS]) -> [Self::Vector; 4];
     /// (u − 4) · scale.
     fn int3(self, codes: &[u8; 24], scale: f32) -> [Self::Vector; 4];
     /// (pair − 2) · scale.
@@ -320,14 +388,36 @@ pub(super) fn multiply(isa: Isa, job: &Job<'_>, first: usize, out: &mut [f32]) {
     }
 }
 
-/// One head of one row: q [nope + rope] over these positions, `out` [value].
-pub(super) fn attend_head(isa: Isa, head: &Head<'_>, q: &[f32], positions: &[usize], out: &mut [f32]) {
+/// Weight rows `first` on, decoded in the [`order`] of their coding: `out` [rows, 16 · lines].
+pub(super) fn decode(isa: Isa, job: &Job<'_>, first: usize, out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(proof) => avx2::attend_head(proof, head, q, positions, out),
+        Isa::Avx2(proof) => avx2::decoder(job.coding)(proof, job, first, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(proof) => avx512::attend_head(proof, head, q, positions, out),
-        _ => attend::head(Plain, head, q, positions, out),
+        Isa::Avx512(proof) => avx512::decoder(job.coding)(proof, job, first, out),
+        _ => plain::decode(job, first, out),
+    }
+}
+
+/// softmax(scores) · latents: see [`Task`].
+pub(super) fn attend(isa: Isa, task: &Task<'_>, out: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(proof) => avx2::attend_task(proof, task, out),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(proof) => avx512::attend_task(proof, task, out),
+        _ => attend::attend(Plain, task, out),
+    }
+}
+
+/// out += factors · terms, for factors [n, terms] and `out` [n, columns].
+pub(super) fn combine(isa: Isa, factors: &[f32], terms: &Terms<'_>, columns: usize, out: &mut [f32]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(proof) => avx2::combine(proof, factors, terms, columns, out),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(proof) => avx512::combine(proof, factors, terms, columns, out),
+        _ => attend::combine(Plain, factors, terms.rows.len(), terms, columns, out, columns),
     }
 }
 

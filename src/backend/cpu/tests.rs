@@ -19,7 +19,8 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 
 /// Formats with every kind of kernel, and some without one of their own.
 fn formats() -> Vec<Format> {
-    let grouped = [64, 128, 192, 16, 7, 100_000].map(|group_size| Format::Int4Grouped { group_size });
+    let grouped =
+        [64, 128, 192, 8, 16, 32, 48, 96, 200, 7, 12, 100_000].map(|group_size| Format::Int4Grouped { group_size });
     let others = [Format::F32, Format::Int8Row, Format::Int4Row, Format::Int3G64, Format::Int2Row, Format::Fp8E4m3B128];
     others.into_iter().chain(grouped).collect()
 }
@@ -203,10 +204,10 @@ fn a_format_without_a_decoder_is_refused_by_name() {
 }
 
 /// Attention and its choice of positions on a backend, for the last rows of a cache.
-fn attended<B: Backend>(backend: &B, n: usize, format: Format) -> (Vec<f32>, Vec<Vec<usize>>, Vec<f32>) {
+fn attended<B: Backend>(backend: &B, places: &Places, format: Format) -> (Vec<f32>, Vec<Vec<usize>>, Vec<f32>) {
     let mla = Mla { heads: 3, nope: 5, rope: 4, value: 7, latent: 37 };
     let dsa = Dsa { heads: 3, width: 18, topk: 9 };
-    let positions = 30;
+    let (positions, n) = (30, places.rows());
     let fill = |width, seed| {
         let mut cache = backend.cache(width).unwrap();
         backend.append(&mut cache, &backend.write(&numbers(seed, positions * width), width).unwrap()).unwrap();
@@ -217,20 +218,27 @@ fn attended<B: Backend>(backend: &B, n: usize, format: Format) -> (Vec<f32>, Vec
         backend.slice(&all, positions - n..positions, 0..width).unwrap()
     };
     let kv_b = backend.upload("kv_b", matrix(format, 3 * 12, 37, 11)).unwrap();
-    let places = Places::after(positions - n, n);
     let (cache, keys, q) = (fill(41, 1), fill(18, 2), rows(27, 3));
-    let selection = backend.select(&dsa, &rows(54, 4), &rows(3, 5), &keys, &places).unwrap();
-    let dense = backend.attention(&mla, &q, &kv_b, &cache, &places, None).unwrap();
-    let sparse = backend.attention(&mla, &q, &kv_b, &cache, &places, Some(&selection)).unwrap();
+    let selection = backend.select(&dsa, &rows(54, 4), &rows(3, 5), &keys, places).unwrap();
+    let dense = backend.attention(&mla, &q, &kv_b, &cache, places, None).unwrap();
+    let sparse = backend.attention(&mla, &q, &kv_b, &cache, places, Some(&selection)).unwrap();
     let chosen = backend.read_selection(&selection).unwrap();
     (backend.read(&dense).unwrap(), chosen, backend.read(&sparse).unwrap())
 }
 
 #[test]
 fn attention_is_that_of_the_reference_row_by_row() {
-    for format in formats() {
-        let (dense, chosen, sparse) = attended(&Reference::default(), 20, format);
-        let plain = attended(&Cpu::new(Isa::Plain), 20, format);
+    // One text that goes on, and several ways on from its beginning, one of which goes on itself.
+    let mut ways = Places::new(10);
+    ways.add(5, &[0..3, 7..9]);
+    ways.add(1, &[]);
+    ways.add(12, &[0..1, 1..10]);
+    ways.add(2, &[0..3, 7..9, 10..12]);
+    for (format, places) in
+        formats().into_iter().flat_map(|format| [(format, Places::after(10, 20)), (format, ways.clone())])
+    {
+        let (dense, chosen, sparse) = attended(&Reference::default(), &places, format);
+        let plain = attended(&Cpu::new(Isa::Plain), &places, format);
         assert_eq!(plain.1, chosen);
         let largest = dense.iter().chain(&sparse).fold(0.0f32, |largest, value| largest.max(value.abs()));
         for (found, expected) in plain.0.iter().chain(&plain.2).zip(dense.iter().chain(&sparse)) {
@@ -238,8 +246,12 @@ fn attention_is_that_of_the_reference_row_by_row() {
             assert!(apart <= f64::from(largest) * tolerances::ATTENTION, "{format}: {found}, not {expected}");
         }
         for isa in Isa::available() {
-            assert_eq!(attended(&Cpu::new(isa), 20, format), plain, "{format} {isa}");
-            let (dense, chosen, sparse) = attended(&Cpu::new(isa), 3, format);
+            assert_eq!(attended(&Cpu::new(isa), &places, format), plain, "{format} {isa}");
+            let mut last = Places::new(27);
+            last.add(1, &[0..1, 1..10, 16..27]);
+            last.add(2, &[0..3, 7..9, 10..12]);
+            let last = if places == ways { last } else { Places::after(27, 3) };
+            let (dense, chosen, sparse) = attended(&Cpu::new(isa), &last, format);
             assert!(plain.0.ends_with(&dense) && plain.1.ends_with(&chosen) && plain.2.ends_with(&sparse));
         }
     }

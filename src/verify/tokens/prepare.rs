@@ -5,15 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::{TokenOptions, devices};
 use crate::backend::Device;
-use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
-use crate::header::{Header, StoredTensor};
-use crate::io::{SourceFile, available_bytes};
-use crate::model::{check_memory, plain_bytes};
+use crate::io::available_bytes;
+use crate::model::{check_memory, plain_bytes, stored_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
-use crate::tensor::Dtype;
 
 /// References that were read, with their files.
 #[derive(Default)]
@@ -103,19 +100,4 @@ fn fits(
     let memory = options.memory.or_else(available_bytes);
     check_memory(directory, needed, memory)?;
     Ok(memory.filter(|&available| plain > available).map(|available| (plain, available)))
-}
-
-/// The CPU keeps weights as they are stored, but for halves, which are widened. What cannot be read is a finding of the
-/// structure.
-fn stored_bytes(directory: &Path) -> u64 {
-    let of_tensor = |tensor: &StoredTensor| match tensor.dtype {
-        Dtype::BF16 | Dtype::F16 => tensor.bytes.saturating_mul(2),
-        _ => tensor.bytes,
-    };
-    let of_file = |name: &String| -> Option<u64> {
-        let header = Header::read(&SourceFile::open(&directory.join(name)).ok()?).ok()?;
-        Some(header.tensors().iter().map(of_tensor).fold(0, u64::saturating_add))
-    };
-    let names = weight_files(directory).unwrap_or_default();
-    names.iter().filter_map(of_file).fold(0, u64::saturating_add)
 }

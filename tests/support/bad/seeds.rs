@@ -35,8 +35,10 @@ pub fn write_seeds(root: &Path) {
         ("manifest", manifests(made.path())),
         ("progress", texts(&PROGRESSES)),
         ("recipe", texts(&RECIPES)),
+        ("requests", texts(&REQUESTS)),
         ("stamps", stamps(made.path())),
         ("survey", surveys()),
+        ("task", texts(&TASKS)),
     ];
     for (target, seeds) in targets {
         let folder = root.join(target);
@@ -109,6 +111,76 @@ const PROGRESSES: [(&str, &str); 4] = [
         r#"{"version": 1, "tool": "", "bare": true, "passes": {"a": {}, "a": {}}, "source": [], "files": []}"#,
     ),
     ("other-version", r#"{"version": 2}"#),
+];
+
+const REQUESTS: [(&str, &str); 5] = [
+    (
+        "bad",
+        r#"2 1 3 4
+0 1 5
+1 0 5
+9999999999999999999 1 2
+18446744073709551615 18446744073709551615
+"#,
+    ),
+    ("empty", "\n\n 1 1 2 3 \n"),
+    (
+        "good",
+        r#"2 1 3 4 5
+1 2 7 8 9
+"#,
+    ),
+    (
+        "long",
+        r#"5 6 1 2 3 4 5 6 7 8 9 10 11
+"#,
+    ),
+    (
+        "signs",
+        r#"+2 1 3 4 5
+-1 2 3
+1 1 2 50
+1.0 1 2 3
+"#,
+    ),
+];
+
+const TASKS: [(&str, &str); 6] = [
+    (
+        "arc",
+        r#"{"question":"q","choices":{"text":["a","b"],"label":["A","B"]},"answerKey":"B"}
+{"question":{"stem":"q","choices":[{"text":"a","label":"1"},{"text":"b","label":"2"}]},"answerKey":"2"}
+"#,
+    ),
+    (
+        "hellaswag",
+        r#"{"activity_label":"x","ctx_a":"A","ctx_b":"b","endings":["p","q"],"label":"1"}
+{"activity_label":"x","ctx_a":"A","ctx_b":"","endings":["p","q"],"label":""}
+"#,
+    ),
+    (
+        "mmlu",
+        r#"{"question":"q","choices":["a","b"],"answer":"B"}
+{"question":"q","choices":["a","b"],"answer":7}
+"#,
+    ),
+    (
+        "piqa",
+        r#"{"goal":"g","sol1":"a","sol2":"b","label":0}
+"#,
+    ),
+    (
+        "plain",
+        r#"{"ctx":"a","choices":["b","c"],"gold":1}
+{"ctx":"a","choices":["b"],"gold":0}
+"#,
+    ),
+    (
+        "winogrande",
+        r#"{"sentence":"a _ b","option1":"x","option2":"y","answer":"2"}
+{"sentence":"a __ b","option1":"x","option2":"y","answer":"0"}
+"#,
+    ),
 ];
 
 const RECIPES: [(&str, &str); 8] = [

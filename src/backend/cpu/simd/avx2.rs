@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CHUNK, Coding, Dsa, Head, Job, LANES, Lanes, Tile, attend, codes, limits, product};
+use super::{CHUNK, Coding, Dsa, Job, LANES, Lanes, Task, Terms, Tile, WORDS, attend, codes, limits, product};
 use crate::dequantize::fp8::e4m3;
 use crate::isa::Avx2;
 
@@ -130,9 +130,14 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn int4(self, codes: &[u8; CHUNK / 2], scale: f32) -> [Self::Vector; 4] {
+        self.int4_words(codes, &[scale; WORDS])
+    }
+
+    #[inline(always)]
+    fn int4_words(self, codes: &[u8; CHUNK / 2], scales: &[f32; WORDS]) -> [Self::Vector; 4] {
         proven!(self, {
             let words = _mm256_loadu_si256(codes.as_ptr().cast());
-            let scale = _mm256_set1_ps(scale);
+            let scale = _mm256_loadu_ps(scales.as_ptr());
             each!([0 1 2 3] v => each!([0 1] half => {
                 let nibbles = _mm256_srlv_epi32(words, _mm256_set1_epi32(8 * v + 4 * half));
                 let nibbles = _mm256_and_si256(nibbles, _mm256_set1_epi32(15));

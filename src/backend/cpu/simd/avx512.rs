@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CHUNK, Coding, Dsa, Head, Job, LANES, Lanes, Tile, attend, codes, limits, product};
+use super::{CHUNK, Coding, Dsa, Job, LANES, Lanes, Task, Terms, Tile, WORDS, attend, codes, limits, product};
 use crate::dequantize::fp8::E4M3_UPPER;
 use crate::isa::Avx512;
 
@@ -158,6 +158,20 @@ impl Lanes for Avx512 {
             let table = self.table(&LEVELS_4, scale);
             // Of an index the four lowest bits count.
             each!([0 1 2 3] v => _mm512_permutexvar_ps(_mm512_srlv_epi32(words, self.numbers(&NIBBLES[v])), table))
+        })
+    }
+
+    #[inline(always)]
+    fn int4_words(self, codes: &[u8; CHUNK / 2], scales: &[f32; WORDS]) -> [__m512; 4] {
+        proven!(self, {
+            let words = _mm512_broadcast_i64x4(_mm256_loadu_si256(codes.as_ptr().cast()));
+            let scales = _mm256_castps_pd(_mm256_loadu_ps(scales.as_ptr()));
+            let scales = _mm512_castpd_ps(_mm512_broadcast_f64x4(scales));
+            let levels = _mm512_loadu_ps(LEVELS_4.as_ptr());
+            each!([0 1 2 3] v => {
+                let nibbles = _mm512_srlv_epi32(words, self.numbers(&NIBBLES[v]));
+                _mm512_mul_ps(_mm512_permutexvar_ps(nibbles, levels), scales)
+            })
         })
     }
 

@@ -1,6 +1,6 @@
 //! Rows of codes as chunks of 64 columns.
 
-use super::{CHUNK, Lanes};
+use super::{CHUNK, Lanes, WORDS};
 
 /// How a chunk is stored.
 pub(super) trait Codes {
@@ -8,6 +8,8 @@ pub(super) trait Codes {
     type Chunk: Copy;
     /// Whether there are scales.
     const SCALED: bool;
+    /// Whether the words of a chunk have scales of their own: then [`Codes::decode_words`] decodes, else [`Codes::decode`].
+    const BY_WORD: bool = false;
 
     /// Whole chunks of a row, and the bytes of the columns after them.
     fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]);
@@ -17,6 +19,11 @@ pub(super) trait Codes {
     fn bytes(chunk: &Self::Chunk) -> &[u8];
     /// Its weights.
     fn decode<L: Lanes>(lanes: L, chunk: &Self::Chunk, scale: f32) -> [L::Vector; 4];
+    /// The same where each word has a scale.
+    #[inline(always)]
+    fn decode_words<L: Lanes>(lanes: L, chunk: &Self::Chunk, scales: &[f32; WORDS]) -> [L::Vector; 4] {
+        Self::decode(lanes, chunk, scales[0])
+    }
 }
 
 macro_rules! codes {
@@ -78,3 +85,38 @@ codes!(
     /// e4m3 bytes.
     Fp8, CHUNK, true, (lanes, chunk, scale) => lanes.fp8(chunk, scale)
 );
+
+/// Nibbles, the even column low, with a scale for each word of eight columns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Int4Words;
+
+impl Codes for Int4Words {
+    type Chunk = <Int4 as Codes>::Chunk;
+    const SCALED: bool = true;
+    const BY_WORD: bool = true;
+
+    #[inline(always)]
+    fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]) {
+        Int4::split(row)
+    }
+
+    #[inline(always)]
+    fn padded(rest: &[u8]) -> Self::Chunk {
+        Int4::padded(rest)
+    }
+
+    #[inline(always)]
+    fn bytes(chunk: &Self::Chunk) -> &[u8] {
+        Int4::bytes(chunk)
+    }
+
+    #[inline(always)]
+    fn decode<L: Lanes>(lanes: L, chunk: &Self::Chunk, scale: f32) -> [L::Vector; 4] {
+        Int4::decode(lanes, chunk, scale)
+    }
+
+    #[inline(always)]
+    fn decode_words<L: Lanes>(lanes: L, chunk: &Self::Chunk, scales: &[f32; WORDS]) -> [L::Vector; 4] {
+        lanes.int4_words(chunk, scales)
+    }
+}

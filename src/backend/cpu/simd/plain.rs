@@ -1,6 +1,6 @@
 //! Without vector instructions: the same arithmetic, a value at a time. It is slow where the CPU has no fused product.
 
-use super::{CHUNK, Coding, Job, LANES, Lanes, Tile, codes, order, product};
+use super::{CHUNK, Coding, Job, LANES, Lanes, Tile, WORD, WORDS, codes, order, product};
 use crate::dequantize::fp8::e4m3;
 
 /// Nothing to prove.
@@ -13,10 +13,25 @@ pub(super) fn multiply(job: &Job<'_>, first: usize, out: &mut [f32]) {
         Coding::F32 => product::block::<Plain, codes::F32>(Plain, job, first, out),
         Coding::Int8 => product::block::<Plain, codes::Int8>(Plain, job, first, out),
         Coding::Int4 => product::block::<Plain, codes::Int4>(Plain, job, first, out),
+        Coding::Int4Words => product::block::<Plain, codes::Int4Words>(Plain, job, first, out),
         Coding::Int3 => product::block::<Plain, codes::Int3>(Plain, job, first, out),
         Coding::Int2 => product::block::<Plain, codes::Int2>(Plain, job, first, out),
         Coding::Fp8 => product::block::<Plain, codes::Fp8>(Plain, job, first, out),
         Coding::Decoded => product::decoded(Plain, job, first, out),
+    }
+}
+
+/// Whole rows of any coding.
+pub(super) fn decode(job: &Job<'_>, first: usize, out: &mut [f32]) {
+    match job.coding {
+        Coding::F32 => product::decode::<Plain, codes::F32>(Plain, job, first, out),
+        Coding::Int8 => product::decode::<Plain, codes::Int8>(Plain, job, first, out),
+        Coding::Int4 => product::decode::<Plain, codes::Int4>(Plain, job, first, out),
+        Coding::Int4Words => product::decode::<Plain, codes::Int4Words>(Plain, job, first, out),
+        Coding::Int3 => product::decode::<Plain, codes::Int3>(Plain, job, first, out),
+        Coding::Int2 => product::decode::<Plain, codes::Int2>(Plain, job, first, out),
+        Coding::Fp8 => product::decode::<Plain, codes::Fp8>(Plain, job, first, out),
+        Coding::Decoded => product::decode_plainly(job, first, out),
     }
 }
 
@@ -72,9 +87,13 @@ impl Lanes for Plain {
     }
 
     fn int4(self, codes: &[u8; CHUNK / 2], scale: f32) -> [Self::Vector; 4] {
+        self.int4_words(codes, &[scale; WORDS])
+    }
+
+    fn int4_words(self, codes: &[u8; CHUNK / 2], scales: &[f32; WORDS]) -> [Self::Vector; 4] {
         ordered(&const { order(Coding::Int4) }, |column| {
             let nibble = codes[column / 2] >> (4 * (column % 2)) & 15;
-            (f32::from(nibble) - 8.0) * scale
+            (f32::from(nibble) - 8.0) * scales[column / WORD]
         })
     }
 

@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::codes::Codes;
-use super::{Job, LANES, Lanes, Line, Tile};
+use super::{CHUNK, Job, LANES, Lanes, Line, Tile};
 use crate::quantize::Decoder;
 
 /// Rows of x up to which weights are decoded in registers, again for each weight row.
@@ -24,7 +24,7 @@ const TILE_STRIDE: usize = 4 * TILE_CHUNKS + 1;
 /// Weight rows `first` on with all rows of x: out [rows, n].
 #[inline(always)]
 pub(super) fn block<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
-    if job.n > DIRECT_ROWS {
+    if job.n > DIRECT_ROWS || C::BY_WORD {
         return tiled::<L, C>(lanes, job, first, out);
     }
     let (n, rows) = (job.n, out.len() / job.n);
@@ -180,6 +180,47 @@ fn tiled<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f
     }
 }
 
+/// Weight rows `first` on, decoded: out [rows, 16 · lines].
+#[inline(always)]
+pub(super) fn decode<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
+    let per_scale = job.chunks_per_scale();
+    for (r, out) in out.chunks_exact_mut(LANES * job.lines).enumerate() {
+        let ((codes, rest), scales) = (C::split(job.codes(first + r)), job.scales(first + r));
+        for (chunk, out) in out.as_chunks_mut::<CHUNK>().0.iter_mut().enumerate() {
+            let codes = codes.get(chunk).copied().unwrap_or_else(|| C::padded(rest));
+            let w = decode_chunk::<L, C>(lanes, job, scales, per_scale, chunk, &codes);
+            for (w, out) in w.into_iter().zip(out.as_chunks_mut::<LANES>().0) {
+                lanes.store(w, out);
+            }
+        }
+    }
+}
+
+/// The same for any format, by the plain decoder.
+pub(super) fn decode_plainly(job: &Job<'_>, first: usize, out: &mut [f32]) {
+    let decoder = Decoder::new(job.matrix.format).expect("checked when the matrix was uploaded");
+    for (r, out) in out.chunks_exact_mut(LANES * job.lines).enumerate() {
+        let out = &mut out[..job.matrix.columns];
+        decoder.dequantize_row(job.codes(first + r), job.scales(first + r), out);
+    }
+}
+
+/// The weights of a chunk with the scales of its row.
+#[inline(always)]
+fn decode_chunk<L: Lanes, C: Codes>(
+    lanes: L,
+    job: &Job<'_>,
+    scales: &[f32],
+    per_scale: usize,
+    chunk: usize,
+    codes: &C::Chunk,
+) -> [L::Vector; 4] {
+    if C::BY_WORD {
+        return C::decode_words(lanes, codes, &job.word_scales(scales, chunk));
+    }
+    C::decode(lanes, codes, if C::SCALED { scales[chunk / per_scale] } else { 1.0 })
+}
+
 /// Chunks `first_chunk` on of a weight row.
 #[inline(always)]
 fn decode_row<L: Lanes, C: Codes>(
@@ -194,13 +235,12 @@ fn decode_row<L: Lanes, C: Codes>(
     let (scales, per_scale) = (job.scales(row), job.chunks_per_scale());
     for (number, out) in out.iter_mut().enumerate() {
         let chunk = first_chunk + number;
-        let scale = if C::SCALED { scales[chunk / per_scale] } else { 1.0 };
         let w = match codes.get(chunk) {
             Some(codes) => {
                 lanes.prefetch(C::bytes(codes), ahead);
-                C::decode(lanes, codes, scale)
+                decode_chunk::<L, C>(lanes, job, scales, per_scale, chunk, codes)
             }
-            None => C::decode(lanes, &C::padded(rest), scale),
+            None => decode_chunk::<L, C>(lanes, job, scales, per_scale, chunk, &C::padded(rest)),
         };
         for v in 0..4 {
             lanes.store(w[v], &mut out[v].0);
@@ -218,19 +258,16 @@ fn write_sums<L: Lanes>(lanes: L, sums: &[Line], n: usize, out: &mut [f32], stri
 
 /// Any format, by whole rows that the plain decoder decodes.
 pub(super) fn decoded<L: Lanes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
-    let decoder = Decoder::new(job.matrix.format).expect("checked when the matrix was uploaded");
     let rows = out.len() / job.n;
     let x_rows = job.n.min(MAX_X_ROWS);
-    let mut row_values = vec![0.0; job.matrix.columns];
     let mut tile = vec![Line::default(); FEW_TILE_ROWS * job.lines];
+    let mut values = vec![0.0; FEW_TILE_ROWS * job.lines * LANES];
     let mut sums = vec![Line::default(); FEW_TILE_ROWS * x_rows];
     for row in (0..rows).step_by(FEW_TILE_ROWS) {
         let count = FEW_TILE_ROWS.min(rows - row);
-        for r in 0..count {
-            decoder.dequantize_row(job.codes(first + row + r), job.scales(first + row + r), &mut row_values);
-            for (line, values) in tile[r * job.lines..].iter_mut().zip(row_values.chunks(LANES)) {
-                line.0[..values.len()].copy_from_slice(values);
-            }
+        decode_plainly(job, first + row, &mut values[..count * job.lines * LANES]);
+        for (line, values) in tile.iter_mut().zip(values.as_chunks().0) {
+            line.0 = *values;
         }
         for x_first in (0..job.n).step_by(x_rows) {
             let n = x_rows.min(job.n - x_first);
