@@ -1,7 +1,7 @@
 //! From a checkpoint to an upload plan in one go: convert, verify, score the source, score the container, publish.
 //!
 //! Every step can be gone on from. The conversion and the scores continue what an earlier run left; a verification, and
-//! the scores of the source, are kept where container, options and program are those of an earlier run ([`state`]). The
+//! the scores of the source, are kept where container, options and program are those of an earlier run. The
 //! first step that says no is the last.
 
 mod settings;
@@ -41,6 +41,8 @@ pub struct Observers<'a> {
     pub watch: &'a dyn Watch,
     /// Told when a step begins.
     pub step: &'a dyn Fn(&str),
+    /// Told what the conversion will do, before it does anything.
+    pub planned: &'a dyn Fn(&Job),
 }
 
 /// Runs a pipeline, or goes on with it.
@@ -136,6 +138,7 @@ impl Run<'_> {
         let mut job = Job::prepare(checkpoint, &self.settings.container, options)?;
         job.check_space()?;
         let finished = job.finished_files();
+        (self.observers.planned)(&job);
         let report = job.run(self.observers.progress)?;
         let path = self.report_path("convert.json");
         write_report(&path, &report)?;

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::progress::{Meter, duration, end_on_request};
-use super::{Talk, print, print_json, publish, score, tell, text};
+use super::{Talk, convert, findings_text, print, print_json, publish, score, tell, text, warn};
+use crate::convert::Job;
 use crate::error::{Faults, escaped};
 use crate::pipeline::{Observers, run as run_pipeline};
 use crate::report::{PipelineReport, Verdict};
@@ -29,8 +30,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
             tell(&format!("{name}\n"));
         }
     };
+    let planned = |job: &Job| {
+        warn(job.warnings());
+        if !quiet {
+            tell(&convert::plan_text(job.source(), None, job));
+        }
+    };
     let (progress, watch) = (Meter::new(quiet), score::Meter::new(quiet));
-    let report = run_pipeline(&arguments.pipeline, &Observers { progress: &progress, watch: &watch, step: &step })?;
+    let observers = Observers { progress: &progress, watch: &watch, step: &step, planned: &planned };
+    let report = run_pipeline(&arguments.pipeline, &observers)?;
+    let warnings = report.score.iter().flat_map(|score| score.warnings.iter().cloned()).collect::<Vec<_>>();
+    tell(&findings_text(&warnings));
     let printed = if json { print_json(&report) } else { print(&report_text(&report)) };
     let good = report.verdict == Verdict::Pass;
     Ok(if printed == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { printed })
@@ -45,7 +55,7 @@ fn report_text(report: &PipelineReport) -> String {
     let rows = report.steps.iter().map(row).collect();
     let mut out = text::table(&["step", "status", "time", "detail", "report"], &["time"], rows);
     if let Some(verify) = report.verify.as_ref().filter(|verify| verify.verdict == Verdict::Fail) {
-        out += &format!("\n{}", super::findings_text(&verify.findings));
+        out += &format!("\n{}", findings_text(&verify.findings));
     }
     match &report.publish {
         Some(published) => out + "\n" + &publish::report_text(published),

@@ -1,8 +1,9 @@
 //! What the files of a container are now: hashed, whatever any report or manifest says.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rayon::prelude::*;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
@@ -61,13 +62,24 @@ fn storage(name: &str, bytes: u64) -> Storage {
     if name.ends_with(".safetensors") || bytes > limits::MAX_GIT_BYTES { Storage::Lfs } else { Storage::Git }
 }
 
-/// Reads several files at once, results in the order of the names.
+/// Reads several files at once, with more workers than threads, so that the disk does not wait for hashing. Results are in
+/// the order of the names.
 pub fn read_all(directory: &Path, names: &[String], progress: &dyn Progress) -> Vec<Result<Hashed>> {
-    let read = |name: &String| {
-        progress.file(name);
-        Hashed::read(directory, name, progress)
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let take = || names.get(next.fetch_add(1, Ordering::Relaxed));
+        let read = |name: &String| {
+            progress.file(name);
+            (name.clone(), Hashed::read(directory, name, progress))
+        };
+        std::iter::from_fn(take).map(read).collect::<Vec<(String, Result<Hashed>)>>()
     };
-    names.par_iter().with_max_len(1).map(read).collect()
+    let workers = (limits::HASH_WORKERS * rayon::current_num_threads()).min(names.len());
+    let mut read: HashMap<String, Result<Hashed>> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        handles.into_iter().flat_map(|handle| handle.join().expect("a worker does not panic")).collect()
+    });
+    names.iter().map(|name| read.remove(name).expect("every name is taken once")).collect()
 }
 
 /// Both hashes of one pass.
