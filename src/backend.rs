@@ -24,8 +24,9 @@ pub(crate) mod tolerances;
 use std::ops::Range;
 
 use crate::error::{Faults, Result};
+use crate::experts;
 use crate::roles::Projection;
-use crate::weights::Matrix;
+use crate::weights::{Located, Matrix};
 
 pub use places::{Places, Seen};
 pub use tally::{Counters, Counts, Operation, Tally};
@@ -61,6 +62,10 @@ pub trait ExpertSource {
     fn name(&self, expert: usize, projection: Projection) -> String;
     /// Loads one of an expert's matrices in its stored format; its shape is checked.
     fn load(&self, expert: usize, projection: Projection) -> Result<Matrix>;
+    /// Where one of an expert's matrices is stored, to be read later; its shape is checked. `None` if it is in no file.
+    fn locate(&self, _expert: usize, _projection: Projection) -> Result<Option<Located<'_>>> {
+        Ok(None)
+    }
 }
 
 /// Rotary position embedding of one part of every head.
@@ -263,6 +268,19 @@ pub trait Backend: Sync {
     ) -> Result<Self::Choice>;
     /// Copies a choice back: for each row the experts, best first, with their weights.
     fn read_choice(&self, choice: &Self::Choice) -> Result<Vec<Vec<Routed>>>;
+    /// Tells that the chosen experts will be asked for in a moment. What is computed never depends on it.
+    fn announce(&self, _experts: &Self::Experts, _choice: &Self::Choice) -> Result<()> {
+        Ok(())
+    }
+    /// Tells which experts are likely to be asked for next; the choice is made only where it is of use. What is computed
+    /// never depends on it.
+    fn read_ahead(&self, _experts: &Self::Experts, _choose: &dyn Fn() -> Result<Self::Choice>) -> Result<()> {
+        Ok(())
+    }
+    /// What reading experts on demand took so far; `None` for a backend that keeps all of them.
+    fn expert_counters(&self) -> Option<experts::Counters> {
+        None
+    }
     /// Σ over the chosen experts of weight · down(swiglu(gate x, up x)).
     fn experts(&self, experts: &Self::Experts, choice: &Self::Choice, x: &Self::Rows) -> Result<Self::Rows>;
 

@@ -1,7 +1,9 @@
 //! How fast this machine does the work, with the machine's own limits measured in the same run.
 
+mod attending;
 mod checkpoint;
 mod converting;
+mod decoding;
 mod kernels;
 mod quantizing;
 mod synthetic;
@@ -30,7 +32,7 @@ use synthetic::{Contents, Synthetic};
 pub struct Options {
     /// Where containers are made, in a directory of their own that is removed afterwards.
     pub directory: PathBuf,
-    /// Bytes of the container whose payload is verified, or of the checkpoint that is converted, about.
+    /// Bytes of the container whose payload is verified or that is decoded with, or of the checkpoint that is converted, about.
     pub bytes: u64,
     /// Bytes of a shard of that checkpoint, about.
     pub shard_bytes: u64,
@@ -76,6 +78,15 @@ pub fn kernels(options: &Options) -> Result<BenchReport, Faults> {
     let pool = threads::pool(options.threads, &options.directory)?;
     let measures = pool.install(|| kernels::measures(options.bytes, options.rounds))?;
     Ok(report("kernels", pool.current_num_threads(), measures))
+}
+
+/// Measures decoding with routed experts on demand, beside reading the disk and reading memory.
+pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
+    let pool = threads::pool(options.threads, &options.directory)?;
+    let scratch = Scratch::create(&options.directory)?;
+    let container = scratch.path.join("model");
+    let measures = pool.install(|| decoding::measures(&container, options, progress))?;
+    Ok(report("decode", pool.current_num_threads(), measures))
 }
 
 /// Measures with what they were taken on.
@@ -161,6 +172,8 @@ fn measure(name: &str, seconds: &[f64], bytes: Option<u64>) -> BenchMeasure {
         gflop_per_second: None,
         cpu_seconds: None,
         g_weights_per_cpu_second: None,
+        tokens_per_second: None,
+        experts: None,
         peak_anonymous_bytes: None,
         limit: None,
         of_limit: None,

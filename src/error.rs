@@ -10,6 +10,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub(crate) use kind::counted;
 pub use kind::{Count, FaultKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

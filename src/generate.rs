@@ -7,7 +7,6 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::backend::cpu::Cpu;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
@@ -19,8 +18,8 @@ use crate::model::drafting::Decoding;
 use crate::model::ending::{StopReason, repetition};
 use crate::model::sampler::Sampler;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{Model, check_memory, plain_bytes, stored_bytes};
-use crate::report::{Finding, GenerateDraft, GenerateReport, GenerateStop, Severity};
+use crate::model::{Model, check_memory, memory, plain_bytes};
+use crate::report::{Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, Severity};
 use crate::score::encode::{PrefixChoice, prefix, prefixed};
 use crate::threads;
 use crate::weights::{Model as Stored, Weights};
@@ -109,7 +108,13 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
         return Err(Fault::new(Place::file(path), FaultKind::NoMtpHead).into());
     }
     let positions = (ids.len() + max_tokens) as u64;
-    check_memory(path, needed_bytes(path, config, options.device, positions), options.memory)?;
+    let cpu = match options.device {
+        Device::Reference => {
+            check_memory(path, needed_bytes(config, positions), options.memory)?;
+            None
+        }
+        Device::Cpu => Some(memory::cpu(path, config, positions, options.memory)?),
+    };
     let stop_ids = match options.stop_at_ids {
         true => stop_ids(path, config)?,
         false => Vec::new(),
@@ -118,9 +123,9 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
     let pool = threads::pool(options.threads, path)?;
     let run =
         Run { path, options, weights, tokenizer: &tokenizer, prompt: &ids, stop_ids: &stop_ids, max_tokens, watch };
-    let said = pool.install(|| match options.device {
-        Device::Reference => run.on(&Plain::default(), started),
-        Device::Cpu => run.on(&Cpu::default(), started),
+    let said = pool.install(|| match &cpu {
+        None => run.on(&Plain::default(), started),
+        Some(cpu) => run.on(cpu, started),
     })?;
     let mut report = run.report(said, stored.kind().name(), prompt, started);
     let mut warnings = stored.findings();
@@ -188,17 +193,13 @@ fn has_head(weights: &dyn Weights) -> bool {
     layer.is_some_and(|layer| weights.contains(&format!("model.layers.{layer}.eh_proj.weight")))
 }
 
-/// The memory that a run needs, in bytes, small things apart: the weights as the backend keeps them, and what is kept of
-/// each position.
-fn needed_bytes(path: &Path, config: &Config, device: Device, positions: u64) -> u64 {
-    let weights = match device {
-        Device::Reference => plain_bytes(config),
-        Device::Cpu => stored_bytes(path),
-    };
+/// The memory that a run on the plain backend needs, in bytes, small things apart: the weights, and what is kept of each
+/// position.
+fn needed_bytes(config: &Config, positions: u64) -> u64 {
     let layers = config.num_hidden_layers + config.num_nextn_predict_layers;
     let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
     let values = layers * (config.kv_lora_rank + config.qk_rope_head_dim) + indexers * config.index_head_dim;
-    weights.saturating_add(positions.saturating_mul(4 * values))
+    plain_bytes(config).saturating_add(positions.saturating_mul(4 * values))
 }
 
 /// A run that can start.
@@ -225,6 +226,7 @@ struct Said {
     /// Seconds of loading, of the prompt, and of the tokens after the first.
     seconds: [f64; 3],
     peak_anonymous_bytes: Option<u64>,
+    experts: Option<Experts>,
 }
 
 impl Run<'_> {
@@ -274,6 +276,7 @@ impl Run<'_> {
             drafts: (decoding.proposed, decoding.accepted),
             seconds: [0.0, prompt_seconds.unwrap_or_default(), 0.0],
             peak_anonymous_bytes: peak,
+            experts: backend.expert_counters().map(Experts::from),
         })
     }
 
@@ -355,6 +358,7 @@ impl Run<'_> {
             prompt_seconds,
             decoding_seconds,
             peak_anonymous_bytes: said.peak_anonymous_bytes,
+            experts: said.experts,
             warnings: unknown.into_iter().collect(),
         }
     }

@@ -1,6 +1,7 @@
 //! Files: positioned reads that notice a shrinking file, and writes that leave either the whole file or nothing.
 
 mod append;
+mod direct;
 pub mod hook;
 mod lock;
 mod new_file;
@@ -8,11 +9,13 @@ mod new_file;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use crate::error::{Fault, FaultKind, Place, Result};
 
 pub use append::Appender;
+pub use direct::{DirectFile, PageBuffer, Span};
 pub use lock::{Claim, DirectoryLock};
 pub use new_file::{NewFile, write_whole};
 
@@ -26,7 +29,7 @@ pub const TEMPORARY_SUFFIX: &str = ".coliconv-tmp";
 pub struct SourceFile {
     path: PathBuf,
     /// Absent once it is closed.
-    file: Option<File>,
+    file: Option<Arc<File>>,
     bytes: u64,
 }
 
@@ -43,7 +46,17 @@ impl SourceFile {
         }
         let file = File::open(path).map_err(|e| Fault::io("open the file", path, e))?;
         let metadata = file.metadata().map_err(|e| Fault::io("read the size of the file", path, e))?;
-        Ok(SourceFile { path: path.to_owned(), file: Some(file), bytes: metadata.len() })
+        Ok(SourceFile { path: path.to_owned(), file: Some(Arc::new(file)), bytes: metadata.len() })
+    }
+
+    /// The same open file once more, for somebody who keeps it longer.
+    pub fn share(&self) -> SourceFile {
+        SourceFile { path: self.path.clone(), file: self.file.clone(), bytes: self.bytes }
+    }
+
+    /// Whether both are the same open file: one was made by [`SourceFile::share`] of the other.
+    pub fn is_shared(&self, other: &SourceFile) -> bool {
+        matches!((&self.file, &other.file), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
     }
 
     /// The path it was opened by.
@@ -62,8 +75,15 @@ impl SourceFile {
         Ok(metadata.map_err(|e| Fault::io("read the size of the file", &self.path, e))?.len())
     }
 
+    /// When the open file was changed last, in nanoseconds since 1970; 0 where the system tells none.
+    pub fn modified_now(&self) -> Result<u64> {
+        let metadata = self.file().and_then(File::metadata);
+        let metadata = metadata.map_err(|e| Fault::io("read the modification time of the file", &self.path, e))?;
+        Ok(nanoseconds(&metadata))
+    }
+
     fn file(&self) -> io::Result<&File> {
-        self.file.as_ref().ok_or_else(|| io::Error::other("it was closed because nothing needed it any more"))
+        self.file.as_deref().ok_or_else(|| io::Error::other("it was closed because nothing needed it any more"))
     }
 
     /// Closes the file: a removed one keeps its space for as long as it is open. Nothing can be read from it afterwards.
@@ -73,9 +93,7 @@ impl SourceFile {
 
     /// Modification time of a path in nanoseconds since 1970; 0 where the system tells none.
     pub fn modified_nanoseconds(path: &Path) -> u64 {
-        let modified = fs::metadata(path).and_then(|m| m.modified()).ok();
-        let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        since.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+        fs::metadata(path).map_or(0, |metadata| nanoseconds(&metadata))
     }
 
     /// Fills `buffer` from `offset` on. A file that ends before is [`FaultKind::FileShrank`].
@@ -133,6 +151,11 @@ impl SourceFile {
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, bytes);
     }
+}
+
+fn nanoseconds(metadata: &fs::Metadata) -> u64 {
+    let since = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(unix)]

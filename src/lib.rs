@@ -23,6 +23,7 @@ pub mod convert;
 pub mod dequantize;
 pub mod diff;
 pub mod error;
+pub mod experts;
 pub mod format;
 pub mod generate;
 pub mod header;

@@ -70,6 +70,12 @@ pub const DIFF_BLOCK_ELEMENTS: u64 = 1 << 19;
 pub const DIFF_READ_BYTES: usize = 1 << 20;
 /// Bytes of one step of verifying a file: small enough to stay in a core's own cache between reading and hashing.
 pub const VERIFY_READ_BYTES: usize = 256 << 10;
+/// Experts that are read at the same time: with one the next is there soonest, and less is read ahead in vain.
+pub const EXPERT_READERS: usize = 1;
+/// Pieces of an expert that are read at the same time: more make the disk no faster.
+pub const EXPERT_READ_THREADS: usize = 4;
+/// Bytes of such a piece: whole pages.
+pub const EXPERT_READ_BYTES: usize = 4 << 20;
 /// Workers that hash files, for each thread: while some wait for the disk, others hash.
 pub const HASH_WORKERS: usize = 4;
 /// Tensors that `diff` prints before it only counts the rest.
@@ -82,11 +88,13 @@ pub const MAX_CHOICES: usize = 256;
 pub const LOGIT_ROWS: usize = 64;
 /// Tokens that go through the layers together when rows are scored.
 pub const BATCH_ROWS: usize = 512;
-/// Tokens of rows that wait until they are scored together; texts of one row have much in common, and that goes through
-/// the layers once.
-pub const WAITING_TOKENS: usize = 2048;
-/// Rows that wait until they are scored together.
-pub const WAITING_ROWS: usize = 512;
+/// The same at most, where routed experts are read from the disk for every batch.
+pub const MAX_BATCH_ROWS: usize = 8192;
+/// Batches of tokens of rows that wait until they are scored together; texts of one row have much in common, and that goes
+/// through the layers once.
+pub const WAITING_BATCHES: usize = 4;
+/// Rows that wait until they are scored together, at most.
+pub const WAITING_ROWS: usize = 2048;
 /// Largest prompt, in bytes.
 pub const MAX_PROMPT_BYTES: u64 = 16 << 20;
 /// Largest chat template, or tokenizer_config.json that holds one, in bytes; GLM-5.2's has about 5 KB.

@@ -17,6 +17,7 @@ pub mod ending;
 pub mod kv_cache;
 pub mod layer;
 mod load;
+pub mod memory;
 pub mod mlp;
 pub mod moe_router;
 pub mod mtp;
@@ -128,8 +129,9 @@ impl<'b, B: Backend> Model<'b, B> {
         let mut x = self.embedding.forward(self.backend, ids)?;
         // The positions that the nearest full indexer before a layer chose; `None` is all.
         let mut selection = None;
-        for (layer, cache) in self.layers.iter().zip(cache.layers_mut()) {
-            x = layer.forward(self.backend, x, cache, places, index_topk, &mut selection)?;
+        for (number, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
+            let pass = layer::Pass { places, index_topk, next: self.layers.get(number + 1) };
+            x = layer.forward(self.backend, x, cache, &pass, &mut selection)?;
         }
         Ok(x)
     }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod diff;
+mod experts;
 mod generate;
 pub mod inspect;
 mod pipeline;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
+pub use self::experts::Experts;
 pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
 pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepStatus};
 pub use self::publish::{PublishDocument, PublishFile, PublishListing, PublishReport, PublishStep, Storage};

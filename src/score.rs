@@ -13,6 +13,7 @@ pub mod html;
 pub mod identity;
 pub mod import;
 pub mod input;
+mod memory;
 pub mod metrics;
 mod out;
 mod parquet;
@@ -32,10 +33,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::backend::Device;
+use crate::checkpoint::weight_files;
+use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::is_same_file;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{check_memory, plain_bytes, stored_bytes};
+use crate::model::{check_memory, plain_bytes};
 use crate::part::Part;
 use crate::report::{Finding, ScoreReport, Severity};
 use crate::threads;
@@ -119,14 +122,23 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let model = Stored::open(path)?;
     let config = model.weights().config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
-    if !options.finish {
-        let models = 1 + u64::from(with_baseline_model);
-        let needed = match options.device() {
-            Device::Reference => plain_bytes(&config),
-            Device::Cpu => stored_bytes(path),
-        };
-        check_memory(path, needed.saturating_mul(models), options.memory)?;
-    }
+    let plan = match (options.finish, options.device()) {
+        (true, _) => None,
+        (false, Device::Reference) => {
+            let models = 1 + u64::from(with_baseline_model);
+            check_memory(path, plain_bytes(&config).saturating_mul(models), options.memory)?;
+            None
+        }
+        (false, Device::Cpu) => {
+            let baseline = options.baseline.as_deref().filter(|_| with_baseline_model);
+            // The prefix is a few tokens more; a model that is the baseline has the same config but for its formats.
+            let longest = inputs.iter().map(|input| input.longest).max().unwrap_or(0) + probes::MAX_TOKENS as u64;
+            let longest = config.max_position_embeddings.map_or(longest, |limit| longest.min(limit));
+            let models: Vec<(&Path, &Config)> =
+                std::iter::once(path).chain(baseline).map(|path| (path, &config)).collect();
+            Some(memory::plan(&models, longest, options.memory)?)
+        }
+    };
     let tokenizer = Tokenizer::load(path)?;
     let prefix = encode::prefix(&options.prefix, &tokenizer, &path.join(TOKENIZER_FILE))?;
     let out = options.out.as_deref().map(|out| Out::prepare(out, path, options)).transpose()?;
@@ -153,6 +165,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         inputs: &inputs,
         encoder: Encoder { tokenizer: &tokenizer, prefix: &prefix, vocab_size, max_tokens },
         store: out.is_some(),
+        plan,
         watch,
     };
     let baseline = options.baseline.as_deref().map(|path| job.baseline(path, &pool, results.binding())).transpose()?;
@@ -172,6 +185,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let mut report = summary::report(&job, &records, &identity, kind, baseline.as_ref());
     report.probes = run.probes.or(probes);
     report.shares = run.shares;
+    report.experts = run.experts;
     report.tokens = run.tokens;
     report.loading_seconds = run.loading_seconds;
     report.seconds = started.elapsed().as_secs_f64();
@@ -249,6 +263,8 @@ struct Job<'a> {
     encoder: Encoder<'a>,
     /// Whether results are kept in a file, with the distributions that a later comparison needs.
     store: bool,
+    /// Of a run on the CPU.
+    plan: Option<memory::Plan>,
     watch: &'a dyn Watch,
 }
 
@@ -277,6 +293,9 @@ impl Job<'_> {
             let tag = format!("{} {model_sha256}", summary::TOP_METHOD);
             let source = Source::Results(Box::new(stored));
             return Ok(Compared { path: path.to_owned(), kind: "results", model_sha256, tag, source });
+        }
+        if path.is_dir() && weight_files(path).is_ok_and(|names| names.is_empty()) {
+            return Err(Fault::new(Place::file(path), FaultKind::BaselineEmpty).into());
         }
         let kind = ModelKind::of(path)?.name();
         let model = Stored::open(path)?;

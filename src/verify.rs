@@ -106,6 +106,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
         checks: Vec::new(),
         tokens: computed.tokens,
         source_agreement: computed.agreement,
+        experts: computed.experts,
         findings: Vec::new(),
         bytes_read: stages.iter().map(|stage| stage.bytes_read).sum(),
         seconds: started.elapsed().as_secs_f64(),

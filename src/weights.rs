@@ -1,5 +1,6 @@
 //! Weights by name, whether they come from a checkpoint or from a container.
 
+mod located;
 mod model;
 
 use std::path::PathBuf;
@@ -12,9 +13,11 @@ use crate::container::reader::{Container, StoredWeight, Survey};
 use crate::dequantize::{ScaleDtype, SourceDtype};
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::format::Format;
+use crate::header::StoredTensor;
 use crate::quantize::Decoder;
 use crate::tensor::{Shape, TensorName};
 
+pub use located::{Extent, Located, widen};
 pub use model::{Model, ModelKind, Stored};
 
 /// A matrix or vector in memory, still in its stored format. A vector of n elements is n rows of one column.
@@ -32,7 +35,28 @@ pub struct Matrix {
     pub scales: Vec<f32>,
 }
 
+/// A matrix whose codes and scales are somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatrixRef<'a> {
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub columns: usize,
+    /// How the elements are stored.
+    pub format: Format,
+    /// Codes, row after row.
+    pub codes: &'a [u8],
+    /// Scales in the order of the format.
+    pub scales: &'a [f32],
+}
+
 impl Matrix {
+    /// The same without owning it.
+    pub fn view(&self) -> MatrixRef<'_> {
+        let Matrix { rows, columns, format, codes, scales } = self;
+        MatrixRef { rows: *rows, columns: *columns, format: *format, codes, scales }
+    }
+
     /// Decodes one row: `out` `[columns]`.
     ///
     /// # Panics
@@ -57,6 +81,10 @@ pub trait Weights: Sync {
     fn contains(&self, name: &str) -> bool;
     /// Loads a weight in its stored format; one without a decoder is refused by name.
     fn load(&self, name: &str) -> Result<Matrix>;
+    /// Where a weight is stored, for whoever reads it later; `None` if it is not in a file.
+    fn locate(&self, _name: &str) -> Result<Option<Located<'_>>> {
+        Ok(None)
+    }
 }
 
 /// The rows of a source weight as f32.
@@ -170,26 +198,43 @@ impl Weights for Checkpoint {
 
     /// FP8 stays FP8 with f32 scales; the other element types are widened to f32.
     fn load(&self, name: &str) -> Result<Matrix> {
-        let tensor = self.tensor(name).ok_or_else(|| {
-            let shape = self.census.role(name).map_or(Shape::from([]), |role| role.shape.clone());
-            Fault::new(Place::tensor(&self.directory, name), FaultKind::TensorMissing { shape })
-        })?;
-        let source = SourceRows::new(tensor)?;
-        let (rows, columns) = tensor.stored.shape.matrix().unwrap_or((source.columns, 1));
-        let mut buffer = ReadBuffer::default();
-        source.read(0, source.rows, &mut buffer)?;
-        let (rows, columns) = (rows as usize, columns as usize);
-        if source.dtype == SourceDtype::Fp8E4m3 {
-            return Ok(Matrix { rows, columns, format: Format::Fp8E4m3B128, codes: buffer.0, scales: source.scales });
-        }
-        let mut codes = Vec::with_capacity(rows * columns * 4);
-        let mut values = vec![0.0; source.columns as usize];
-        for row in 0..source.rows {
-            source.row(&buffer, 0, row, &mut values);
-            codes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        }
-        Ok(Matrix { rows, columns, format: Format::F32, codes, scales: Vec::new() })
+        located(self, name)?.load()
     }
+
+    fn locate(&self, name: &str) -> Result<Option<Located<'_>>> {
+        located(self, name).map(Some)
+    }
+}
+
+/// Where a checkpoint has a weight.
+fn located<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<Located<'a>> {
+    let tensor = checkpoint.tensor(name).ok_or_else(|| {
+        let shape = checkpoint.census.role(name).map_or(Shape::from([]), |role| role.shape.clone());
+        Fault::new(Place::tensor(&checkpoint.directory, name), FaultKind::TensorMissing { shape })
+    })?;
+    let place = || Place::tensor(tensor.shard.file.path(), tensor.stored.name.clone());
+    let dtype = tensor.stored.dtype;
+    let raw = SourceDtype::from_dtype(dtype).ok_or_else(|| Fault::new(place(), FaultKind::SourceDtype { dtype }))?;
+    let of = |file, stored: &StoredTensor| Extent {
+        file,
+        name: stored.name.clone(),
+        offset: stored.offset,
+        bytes: stored.bytes,
+    };
+    let (rows, columns) = tensor.stored.shape.matrix().unwrap_or((tensor.stored.bytes / raw.bytes() as u64, 1));
+    let quantized = raw == SourceDtype::Fp8E4m3;
+    let scales = tensor.scales.filter(|_| quantized).map(|(shard, stored)| {
+        let dtype = ScaleDtype::from_dtype(stored.dtype).expect("checked when the checkpoint was opened");
+        (of(&shard.file, stored), dtype)
+    });
+    Ok(Located {
+        rows: rows as usize,
+        columns: columns as usize,
+        format: if quantized { Format::Fp8E4m3B128 } else { Format::F32 },
+        codes: of(&tensor.shard.file, tensor.stored),
+        raw,
+        scales,
+    })
 }
 
 /// The rows of a container's weight.
@@ -221,6 +266,17 @@ pub struct StoredRows {
 impl<'a> ContainerRows<'a> {
     /// Prepares a weight whose format is known; one without a decoder is refused by name.
     pub fn new(survey: &'a Survey, weight: &'a StoredWeight) -> Result<ContainerRows<'a>> {
+        let mut container = ContainerRows::without_blocks(survey, weight)?;
+        if container.decoder.format() == Format::Fp8E4m3B128 {
+            let mut grid = StoredRows::default();
+            container.read_scales(0, weight.scales.as_ref().map_or(0, |(_, scales)| scales.bytes), &mut grid)?;
+            container.blocks = grid.scales;
+        }
+        Ok(container)
+    }
+
+    /// The same, without reading anything.
+    fn without_blocks(survey: &'a Survey, weight: &'a StoredWeight) -> Result<ContainerRows<'a>> {
         let place = || Place::tensor(survey.files[weight.file].file.path(), weight.codes.name.clone());
         let found = weight.codes.dtype;
         let (Some(format), Some(shape)) = (weight.format, weight.shape()) else {
@@ -241,13 +297,34 @@ impl<'a> ContainerRows<'a> {
             Some(matrix) => matrix,
             None => (1, shape.elements().unwrap_or(0)),
         };
-        let mut container = ContainerRows { survey, weight, decoder, rows, columns, raw, blocks: Vec::new() };
-        if format == Format::Fp8E4m3B128 {
-            let mut grid = StoredRows::default();
-            container.read_scales(0, weight.scales.as_ref().map_or(0, |(_, scales)| scales.bytes), &mut grid)?;
-            container.blocks = grid.scales;
+        Ok(ContainerRows { survey, weight, decoder, rows, columns, raw, blocks: Vec::new() })
+    }
+
+    /// Where the whole weight is.
+    fn located(&self) -> Located<'a> {
+        let (survey, weight) = (self.survey, self.weight);
+        let of = |file: usize, stored: &StoredTensor, bytes| Extent {
+            file: &survey.files[file].file,
+            name: stored.name.clone(),
+            offset: stored.offset,
+            bytes,
+        };
+        let is_matrix = weight.shape().is_some_and(|shape| shape.matrix().is_some());
+        let (rows, columns) = if is_matrix { (self.rows, self.columns) } else { (self.columns, 1) };
+        let scales = match self.decoder.format() {
+            Format::Fp8E4m3B128 => weight.scales.as_ref().map(|(file, scales)| (file, scales, scales.bytes)),
+            _ => weight.scales.as_ref().map(|(file, scales)| (file, scales, 4 * self.row_scales() * self.rows)),
+        };
+        Located {
+            rows: rows as usize,
+            columns: columns as usize,
+            format: self.decoder.format(),
+            codes: of(weight.file, &weight.codes, self.rows * self.row_bytes()),
+            raw: self.raw,
+            scales: scales
+                .filter(|&(.., bytes)| bytes > 0)
+                .map(|(&file, scales, bytes)| (of(file, scales, bytes), ScaleDtype::F32)),
         }
-        Ok(container)
     }
 
     /// The decoder of its rows.
@@ -384,26 +461,23 @@ impl Weights for Container {
 
     /// Quantized weights stay as stored; raw BF16 and F16 are widened to f32.
     fn load(&self, name: &str) -> Result<Matrix> {
-        let survey = self.survey();
-        let weight = survey.weights.get(name).ok_or_else(|| {
-            let role = survey.census.as_ref().and_then(|census| census.role(name));
-            let shape = role.map_or(Shape::from([]), |role| role.shape.clone());
-            Fault::new(Place::tensor(&survey.directory, name), FaultKind::TensorMissing { shape })
-        })?;
-        let source = ContainerRows::new(survey, weight)?;
-        let mut stored = StoredRows::default();
-        source.read(0, source.rows, &mut stored)?;
-        let is_matrix = weight.shape().is_some_and(|shape| shape.matrix().is_some());
-        let (rows, columns) = if is_matrix { (source.rows, source.columns) } else { (source.columns, 1) };
-        let (rows, columns, format) = (rows as usize, columns as usize, source.decoder.format());
-        if format == Format::F32 && source.raw != SourceDtype::F32 {
-            let mut values = vec![0.0; rows * columns];
-            source.raw.dequantize_row(&stored.codes, &[], &mut values);
-            stored.codes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        }
-        let scales = if format == Format::Fp8E4m3B128 { source.blocks } else { stored.scales };
-        Ok(Matrix { rows, columns, format, codes: stored.codes, scales })
+        contained(self, name)?.load()
     }
+
+    fn locate(&self, name: &str) -> Result<Option<Located<'_>>> {
+        contained(self, name).map(Some)
+    }
+}
+
+/// Where a container has a weight.
+fn contained<'a>(container: &'a Container, name: &str) -> Result<Located<'a>> {
+    let survey = container.survey();
+    let weight = survey.weights.get(name).ok_or_else(|| {
+        let role = survey.census.as_ref().and_then(|census| census.role(name));
+        let shape = role.map_or(Shape::from([]), |role| role.shape.clone());
+        Fault::new(Place::tensor(&survey.directory, name), FaultKind::TensorMissing { shape })
+    })?;
+    Ok(ContainerRows::without_blocks(survey, weight)?.located())
 }
 
 #[cfg(test)]

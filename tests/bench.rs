@@ -52,12 +52,28 @@ fn kernels_are_measured_against_their_limits() {
 }
 
 #[test]
+fn decoding_is_measured_against_disk_and_memory() {
+    let directory = TempDir::new().unwrap();
+    let arguments = ["bench", "decode", "--size", "24M", "--rounds", "2", "--device", "cpu", "--dir"];
+    let (code, report) = run_json(&arguments, &[directory.path()]);
+    assert_eq!(code, 0, "{report}");
+    assert_valid("bench", &report);
+    let measures = report["measures"].as_array().unwrap();
+    let decoded: Vec<_> = measures.iter().filter(|measure| measure["tokens_per_second"].as_f64() > Some(0.0)).collect();
+    assert_eq!((measures.len(), decoded.len()), (4, 2));
+    assert!(decoded.iter().all(|measure| measure["of_limit"].as_f64() > Some(0.0)));
+    let (disk, memory) = (&decoded[0]["experts"], &decoded[1]["experts"]);
+    assert!(disk["bytes_read"].as_u64() > Some(0) && disk["evictions"].as_u64() > Some(0), "{disk}");
+    assert!(disk["peak_bytes"].as_u64() <= disk["budget_bytes"].as_u64(), "{disk}");
+    assert_eq!((memory["evictions"].as_u64(), memory["requests"].as_u64() > Some(0)), (Some(0), true), "{memory}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn other_targets_are_refused_by_name() {
-    for target in ["decode", "score"] {
-        let output = run(&["bench", target], &[]);
-        assert_eq!(output.status.code(), Some(2));
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(text, format!("error: `coliconv bench {target}` is not available in this version\n"));
-    }
+    let output = run(&["bench", "score"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text, "error: `coliconv bench score` is not available in this version\n");
     assert_eq!(run(&["bench"], &[]).status.code(), Some(2));
 }

@@ -106,6 +106,7 @@ fn timeless(report: &ScoreReport) -> ScoreReport {
         loading_seconds: 0.0,
         tokens_per_second: None,
         shares: None,
+        experts: None,
         peak_anonymous_bytes: None,
         ..report.clone()
     }

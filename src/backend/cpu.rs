@@ -12,6 +12,7 @@ mod simd;
 mod tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -20,11 +21,12 @@ use crate::backend::{
     Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::experts::{self, ExpertCache, ExpertLayer};
 use crate::format::Format;
 use crate::isa::Isa;
 use crate::quantize::Decoder;
 use crate::roles::Projection;
-use crate::weights::Matrix;
+use crate::weights::{Located, Matrix, MatrixRef};
 use simd::Coding;
 
 pub use reference::{Choice, Rows, Selection};
@@ -34,6 +36,7 @@ pub use reference::{Choice, Rows, Selection};
 pub struct Cpu {
     isa: Isa,
     tally: Tally,
+    experts: Arc<ExpertCache>,
 }
 
 impl Default for Cpu {
@@ -44,9 +47,14 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// With one of the instruction sets that this CPU has.
+    /// With one of the instruction sets that this CPU has. Every expert that is asked for stays in memory.
     pub fn new(isa: Isa) -> Cpu {
-        Cpu { isa, tally: Tally::default() }
+        Cpu::with_experts(isa, experts::Options { direct: false, ..experts::Options::within(u64::MAX) })
+    }
+
+    /// The same with routed experts that are read on demand.
+    pub fn with_experts(isa: Isa, options: experts::Options) -> Cpu {
+        Cpu { isa, tally: Tally::default(), experts: Arc::new(ExpertCache::new(options)) }
     }
 }
 
@@ -74,9 +82,6 @@ const READ_BYTES: usize = 1 << 18;
 #[derive(Debug, Clone)]
 pub struct Weight {
     matrix: Matrix,
-    coding: Coding,
-    row_bytes: usize,
-    row_scales: usize,
     vector: Vec<f32>,
 }
 
@@ -88,17 +93,43 @@ impl Weight {
 
     /// A matrix whose format can be decoded; others are refused by name.
     fn new(name: &str, matrix: Matrix) -> Result<Weight> {
-        let Some(decoder) = Decoder::new(matrix.format) else {
-            let kind = FaultKind::BackendFormat { backend: "cpu", format: matrix.format };
-            return Err(Fault::new(Place::name(name), kind));
-        };
-        let (row_bytes, row_scales) = (decoder.row_code_bytes(matrix.columns), decoder.row_scales(matrix.columns));
+        computes(name, matrix.format)?;
         let mut vector = Vec::new();
         if matrix.columns == 1 {
             vector = vec![0.0; matrix.rows];
             vector.chunks_exact_mut(1).enumerate().for_each(|(row, out)| matrix.dequantize_row(row, out));
         }
-        Ok(Weight { coding: Coding::of(matrix.format, matrix.columns), matrix, row_bytes, row_scales, vector })
+        Ok(Weight { matrix, vector })
+    }
+
+    fn operand(&self) -> Operand<'_> {
+        Operand::new(self.matrix.view())
+    }
+}
+
+/// Refuses a format that has no decoder.
+fn computes(name: &str, format: Format) -> Result<()> {
+    match Decoder::new(format) {
+        Some(_) => Ok(()),
+        None => Err(Fault::new(Place::name(name), FaultKind::BackendFormat { backend: "cpu", format })),
+    }
+}
+
+/// A matrix to multiply with, wherever its bytes are.
+#[derive(Debug, Clone, Copy)]
+struct Operand<'a> {
+    matrix: MatrixRef<'a>,
+    coding: Coding,
+    row_bytes: usize,
+    row_scales: usize,
+}
+
+impl<'a> Operand<'a> {
+    /// A matrix whose format was looked at by [`computes`].
+    fn new(matrix: MatrixRef<'a>) -> Operand<'a> {
+        let decoder = Decoder::new(matrix.format).expect("checked when the matrix was uploaded");
+        let (row_bytes, row_scales) = (decoder.row_code_bytes(matrix.columns), decoder.row_scales(matrix.columns));
+        Operand { coding: Coding::of(matrix.format, matrix.columns), matrix, row_bytes, row_scales }
     }
 }
 
@@ -110,9 +141,58 @@ struct Expert {
     down: Weight,
 }
 
+impl Expert {
+    /// Gate, up and down projection.
+    fn operands(&self) -> [Operand<'_>; 3] {
+        [&self.gate, &self.up, &self.down].map(Weight::operand)
+    }
+}
+
 /// The routed experts of a layer.
-#[derive(Debug, Clone)]
-pub struct Experts(Vec<Expert>);
+#[derive(Debug)]
+pub struct Experts(Source);
+
+#[derive(Debug)]
+enum Source {
+    /// Of weights that are in no file.
+    Loaded(Vec<Expert>),
+    /// Of all others.
+    OnDemand(ExpertLayer),
+}
+
+impl Experts {
+    /// How many there are.
+    fn count(&self) -> usize {
+        match &self.0 {
+            Source::Loaded(experts) => experts.len(),
+            Source::OnDemand(layer) => layer.count(),
+        }
+    }
+
+    /// Formats of gate, up and down projection of the first, each once.
+    fn formats(&self) -> Vec<Format> {
+        let formats = match &self.0 {
+            Source::Loaded(experts) => experts.first().map(|expert| expert.operands().map(|m| m.matrix.format)),
+            Source::OnDemand(layer) => layer.formats(),
+        };
+        let mut formats: Vec<Format> = formats.into_iter().flatten().collect();
+        formats.dedup();
+        formats
+    }
+}
+
+/// Where an expert's matrices are, of formats that can be decoded; `None` if one is in no file.
+fn located(source: &dyn ExpertSource, expert: usize) -> Result<Option<[Located<'_>; 3]>> {
+    let find = |projection| -> Result<Option<Located<'_>>> {
+        let located = source.locate(expert, projection)?;
+        if let Some(matrix) = &located {
+            computes(&source.name(expert, projection), matrix.format)?;
+        }
+        Ok(located)
+    };
+    let (gate, up, down) = (find(Projection::Gate)?, find(Projection::Up)?, find(Projection::Down)?);
+    Ok(gate.zip(up).zip(down).map(|((gate, up), down)| [gate, up, down]))
+}
 
 impl Backend for Cpu {
     type Weight = Weight;
@@ -143,6 +223,11 @@ impl Backend for Cpu {
     }
 
     fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Experts, Faults> {
+        let on_demand =
+            (0..source.count()).map(|expert| located(source, expert)).collect::<Result<Option<Vec<_>>>>()?;
+        if let Some(experts) = on_demand {
+            return Ok(Experts(Source::OnDemand(self.experts.add_layer(&experts)?)));
+        }
         let load = |expert, projection| Weight::new(&source.name(expert, projection), source.load(expert, projection)?);
         let expert = |expert| -> Result<Expert> {
             Ok(Expert {
@@ -151,7 +236,7 @@ impl Backend for Cpu {
                 down: load(expert, Projection::Down)?,
             })
         };
-        Ok(Experts((0..source.count()).map(expert).collect::<Result<_>>()?))
+        Ok(Experts(Source::Loaded((0..source.count()).map(expert).collect::<Result<_>>()?)))
     }
 
     fn write(&self, values: &[f32], width: usize) -> Result<Rows> {
@@ -209,7 +294,9 @@ impl Backend for Cpu {
     }
 
     fn matmul(&self, weight: &Weight, x: &Rows) -> Result<Rows> {
-        Ok(self.tally.timed(Operation::Matmul, Some(weight.matrix.format), || linear::matmul(self.isa, weight, x)))
+        Ok(self
+            .tally
+            .timed(Operation::Matmul, Some(weight.matrix.format), || linear::matmul(self.isa, weight.operand(), x)))
     }
 
     fn swiglu(&self, gate: &Rows, up: &Rows) -> Result<Rows> {
@@ -266,7 +353,7 @@ impl Backend for Cpu {
 
     fn route(&self, routing: &Routing, gate: &Weight, bias: &Weight, x: &Rows) -> Result<Choice> {
         Ok(self.tally.timed(Operation::Route, Some(gate.matrix.format), || {
-            reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate, x))
+            reference::choose(routing, &bias.vector, &linear::matmul(self.isa, gate.operand(), x))
         }))
     }
 
@@ -274,18 +361,35 @@ impl Backend for Cpu {
         Ok(choice.0.clone())
     }
 
-    fn experts(&self, experts: &Experts, choice: &Choice, x: &Rows) -> Result<Rows> {
-        let mut formats: Vec<Format> = Vec::new();
-        if let Some(Expert { gate, up, down }) = experts.0.first() {
-            formats.extend([gate.matrix.format, up.matrix.format, down.matrix.format]);
-            formats.dedup();
+    fn announce(&self, experts: &Experts, choice: &Choice) -> Result<()> {
+        if let Source::OnDemand(layer) = &experts.0 {
+            layer.announce(&moe::chosen(choice));
         }
+        Ok(())
+    }
+
+    fn read_ahead(&self, experts: &Experts, choose: &dyn Fn() -> Result<Choice>) -> Result<()> {
+        match &experts.0 {
+            Source::OnDemand(layer) if layer.has_absent() => layer.read_ahead(&moe::chosen(&choose()?)),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn expert_counters(&self) -> Option<experts::Counters> {
+        Some(self.experts.counters())
+    }
+
+    fn experts(&self, experts: &Experts, choice: &Choice, x: &Rows) -> Result<Rows> {
+        let formats = experts.formats();
         formats.iter().skip(1).for_each(|&format| self.tally.dispatch(Operation::Experts, Some(format)));
         let first = formats.first().copied();
-        Ok(self.tally.timed(Operation::Experts, first, || moe::experts(self.isa, experts, choice, x)))
+        self.tally.timed(Operation::Experts, first, || moe::experts(self.isa, experts, choice, x))
     }
 
     fn predict(&self, head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
-        Ok(self.tally.timed(Operation::Predict, Some(head.matrix.format), || linear::predict(self.isa, head, x, asked)))
+        Ok(self.tally.timed(Operation::Predict, Some(head.matrix.format), || {
+            linear::predict(self.isa, head.operand(), x, asked)
+        }))
     }
 }

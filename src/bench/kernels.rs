@@ -24,13 +24,14 @@ const MANY: (usize, usize) = (2048, 6144);
 const FEW_ROWS: [usize; 4] = [1, 2, 4, 8];
 const MANY_ROWS: [usize; 2] = [64, 512];
 /// Operations of the measure of the limit.
-const PEAK_FLOPS: u64 = 2_000_000_000;
+pub(super) const PEAK_FLOPS: u64 = 2_000_000_000;
 
-const FORMATS: [Format; 8] = [
+const FORMATS: [Format; 9] = [
     Format::F32,
     Format::Int8Row,
     Format::Fp8E4m3B128,
     Format::Int4Row,
+    Format::Int4Grouped { group_size: 32 },
     Format::Int4Grouped { group_size: 64 },
     Format::Int4Grouped { group_size: 128 },
     Format::Int3G64,
@@ -38,10 +39,15 @@ const FORMATS: [Format; 8] = [
 ];
 
 /// Numbers that differ.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// Others for another seed, which is not 0.
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
         // xorshift64
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -49,7 +55,7 @@ impl Random {
         self.0
     }
 
-    fn matrix(&mut self, format: Format, rows: usize, columns: usize) -> Matrix {
+    pub(super) fn matrix(&mut self, format: Format, rows: usize, columns: usize) -> Matrix {
         let decoder = Decoder::new(format).expect("a format with a decoder");
         let (bytes, mut per_row) = (rows * decoder.row_code_bytes(columns), decoder.row_scales(columns) * rows);
         if format == Format::Fp8E4m3B128 {
@@ -70,7 +76,7 @@ impl Random {
     }
 }
 
-fn x(width: usize, n: usize) -> Rows {
+pub(super) fn x(width: usize, n: usize) -> Rows {
     let mut random = Random(88_172_645_463_325_252);
     let values: Vec<f32> = (0..n * width).map(|_| (random.next() >> 40) as f32 / 8_388_608.0 - 1.0).collect();
     Cpu::default().write(&values, width).expect("rows of that width")
@@ -87,7 +93,7 @@ struct Candidate {
 }
 
 /// The middle one; 0 of none.
-fn median(values: &[f64]) -> f64 {
+pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
@@ -100,6 +106,7 @@ pub(super) fn measures(bytes: u64, rounds: usize) -> Result<Vec<BenchMeasure>> {
         measures.extend(few_rows(format, bytes, rounds)?);
         measures.extend(many_rows(format, rounds)?);
     }
+    measures.extend(super::attending::measures(rounds)?);
     Ok(measures)
 }
 

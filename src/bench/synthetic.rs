@@ -15,6 +15,7 @@ use crate::container::stamps;
 use crate::container::writer::{Digests, FileWriter, checksum_text};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::Format;
+use crate::header::StoredTensor;
 use crate::io::{NewFile, write_whole};
 use crate::limits;
 use crate::progress::Progress;
@@ -27,6 +28,14 @@ pub(super) const GLM: &str = include_str!("glm-5.2.json");
 /// Files of GLM-5.2's containers: hidden layers, MTP head, indexers.
 const GLM_FILES: [usize; 3] = [141, 3, 21];
 
+/// Routed experts of a layer of a model that is run.
+pub(super) const FEW_EXPERTS: u64 = 32;
+/// Bytes of a model from which on it has GLM-5.2's widths.
+pub(super) const WIDE_BYTES: u64 = 4 << 30;
+/// Bytes of its embedding, output head and dense layer, and of a sparse layer of 32 experts.
+const WIDE_FIXED_BYTES: u64 = 2_300_000_000;
+const WIDE_LAYER_BYTES: u64 = 870_000_000;
+
 /// What the files hold behind their headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contents {
@@ -34,6 +43,8 @@ pub(super) enum Contents {
     Holes,
     /// Random codes, small positive scales.
     Random,
+    /// The same, but norms near 1 and routers of both signs: a model whose tokens choose different experts.
+    Model,
 }
 
 /// A container to be made.
@@ -86,6 +97,31 @@ impl Synthetic {
             config[key] = value.clone();
         }
         Synthetic { config, files: [16 * threads, 0, 1] }
+    }
+
+    /// About so many bytes of a model to be run: one dense layer, then as many sparse ones as there is room for, each with
+    /// [`FEW_EXPERTS`] routed experts. From [`WIDE_BYTES`] on all widths are GLM-5.2's.
+    pub fn model(bytes: u64) -> Synthetic {
+        let mut config: Value = serde_json::from_str(GLM).expect("a constant");
+        let wide = bytes >= WIDE_BYTES;
+        let (fixed, layer) = if wide { (WIDE_FIXED_BYTES, WIDE_LAYER_BYTES) } else { (4 << 20, 6 << 20) };
+        let layers = (bytes.saturating_sub(fixed) / layer).clamp(2, 75);
+        let mut changes = json!({
+            "num_hidden_layers": 1 + layers, "first_k_dense_replace": 1, "n_routed_experts": FEW_EXPERTS,
+            "num_nextn_predict_layers": 0,
+        });
+        if !wide {
+            let narrow = json!({
+                "hidden_size": 512, "moe_intermediate_size": 128, "intermediate_size": 1024, "vocab_size": 1024,
+                "num_attention_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
+                "qk_head_dim": 128, "v_head_dim": 64, "index_n_heads": 2, "eos_token_id": [1], "pad_token_id": 1,
+            });
+            changes.as_object_mut().expect("an object").extend(narrow.as_object().expect("an object").clone());
+        }
+        for (key, value) in changes.as_object().expect("an object") {
+            config[key] = value.clone();
+        }
+        Synthetic { config, files: [8, 0, 1] }
     }
 
     /// Writes the container into a new directory; with `described` it has an index and a manifest.
@@ -186,7 +222,7 @@ impl Planned<'_> {
             let mut position = 0;
             while position < tensor.bytes {
                 let step = (tensor.bytes - position).min(1 << 20);
-                fill(&mut buffer, step as usize, tensor.dtype, &mut random);
+                fill(&mut buffer, step as usize, numbers(contents, tensor), &mut random);
                 writer.append(&buffer)?;
                 position += step;
             }
@@ -198,8 +234,22 @@ impl Planned<'_> {
     }
 }
 
-/// Random bytes, or for F32 random numbers from 2^−8 to 2^−7.
-fn fill(buffer: &mut Vec<u8>, bytes: usize, dtype: Dtype, state: &mut u64) {
+/// Mask and bits that make numbers of random bits: any bytes; for F32 numbers from 2^−8 to 2^−7; of a model that is run,
+/// norms from 1 to 2, and routers from 2^−7 to 2^−6 of either sign.
+fn numbers(contents: Contents, tensor: &StoredTensor) -> (u32, u32) {
+    let name = tensor.name.as_str();
+    match (tensor.dtype, contents) {
+        (Dtype::F32, Contents::Model) if name.ends_with("norm.weight") => (0x007f_ffff, 127 << 23),
+        (Dtype::F32, Contents::Model) if name.ends_with("mlp.gate.weight") => (0x807f_ffff, 120 << 23),
+        (Dtype::F32, _) => (0x007f_ffff, 119 << 23),
+        _ => (u32::MAX, 0),
+    }
+}
+
+/// Random bits with the mask and bits of [`numbers`].
+fn fill(buffer: &mut Vec<u8>, bytes: usize, (mask, set): (u32, u32), state: &mut u64) {
+    let twice = |bits: u32| u64::from(bits) << 32 | u64::from(bits);
+    let (mask, set) = (twice(mask), twice(set));
     buffer.clear();
     while buffer.len() < bytes {
         // SplitMix64 (Steele, Lea and Flood 2014).
@@ -208,11 +258,7 @@ fn fill(buffer: &mut Vec<u8>, bytes: usize, dtype: Dtype, state: &mut u64) {
         bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         bits ^= bits >> 31;
-        if dtype == Dtype::F32 {
-            let mantissas = bits & 0x007f_ffff_007f_ffff;
-            bits = mantissas | 119 << 23 | 119 << 55;
-        }
-        buffer.extend_from_slice(&bits.to_le_bytes());
+        buffer.extend_from_slice(&(bits & mask | set).to_le_bytes());
     }
     buffer.truncate(bytes);
 }

@@ -9,7 +9,7 @@ use super::progress::Meter;
 use super::{Talk, not_available, print, print_json, size, text};
 use crate::bench::{self, Options};
 use crate::error::Faults;
-use crate::report::{BenchMeasure, BenchReport};
+use crate::report::{BenchMeasure, BenchReport, Experts};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Target {
@@ -19,7 +19,7 @@ enum Target {
     Inspect,
     /// Products with stored matrices on the CPU, every format
     Kernels,
-    /// Not available in this version
+    /// Tokens a second on the CPU with routed experts from the disk, and from memory
     Decode,
     /// Not available in this version
     Score,
@@ -34,10 +34,10 @@ pub(crate) struct Arguments {
     /// Where to make the containers that are measured; removed afterwards [default: the system's place for such files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Size of the container whose payload is verified, or of the checkpoint that is converted, or of the weights of a
-    /// kernel, for one 1G
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1G")]
-    size: u64,
+    /// Size of the container whose payload is verified or that is decoded with, or of the checkpoint that is converted, or of
+    /// the weights of a kernel [default: 1G, of `decode` 8G]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    size: Option<u64>,
     /// Size of the shards of that checkpoint
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "5G")]
     shard_size: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Arguments {
     /// Threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
-    /// Of `kernels`, where to compute: cpu
+    /// Of `kernels` and `decode`, where to compute: cpu
     #[arg(long, value_name = "D")]
     device: Option<String>,
     #[command(flatten)]
@@ -64,9 +64,10 @@ impl Arguments {
     fn later(&self) -> Option<&'static str> {
         match (self.target, &self.device) {
             (None, _) => Some("`coliconv bench` without a target"),
-            (Some(Target::Kernels), Some(device)) if device != "cpu" => Some("another device than cpu"),
-            (Some(Target::Kernels), _) => None,
-            (Some(Target::Decode), _) => Some("`coliconv bench decode`"),
+            (Some(Target::Kernels | Target::Decode), Some(device)) if device != "cpu" => {
+                Some("another device than cpu")
+            }
+            (Some(Target::Kernels | Target::Decode), _) => None,
             (Some(Target::Score), _) => Some("`coliconv bench score`"),
             (Some(Target::Inspect | Target::Convert), Some(_)) => Some("--device"),
             (Some(Target::Inspect | Target::Convert), None) => None,
@@ -81,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     }
     let options = Options {
         directory: arguments.dir.clone().unwrap_or_else(std::env::temp_dir),
-        bytes: arguments.size,
+        bytes: arguments.size.unwrap_or(if arguments.target == Some(Target::Decode) { 8 << 30 } else { 1 << 30 }),
         shard_bytes: arguments.shard_size,
         whole_only: arguments.whole_only,
         layers: arguments.layers,
@@ -91,6 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     let report = match arguments.target {
         Some(Target::Convert) => bench::convert(&options)?,
         Some(Target::Kernels) => bench::kernels(&options)?,
+        Some(Target::Decode) => bench::decode(&options, &Meter::new(arguments.talk.quiet))?,
         _ => bench::inspect(&options, &Meter::new(arguments.talk.quiet))?,
     };
     Ok(if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) })
@@ -109,6 +111,16 @@ fn report_text(report: &BenchReport) -> String {
     out
 }
 
+/// `12 % of 384 experts in memory, 51 % of 100 read ahead of use, 3.2 s of waiting`
+fn on_demand(experts: &Experts) -> String {
+    let share = |of: u64, all: u64| format!("{:.0} % of {all}", 100.0 * of as f64 / all.max(1) as f64);
+    let mut text = format!("{} experts in memory", share(experts.hits, experts.requests));
+    if experts.read_ahead > 0 {
+        text += &format!(", {} read ahead of use", share(experts.read_ahead_hits, experts.read_ahead));
+    }
+    text + &format!(", {:.1} s of waiting", experts.wait_seconds)
+}
+
 fn row(measure: &BenchMeasure) -> Vec<String> {
     let flops = measure.gflop_per_second.map(|rate| format!("{rate:.0} GFLOP/s"));
     let rate = flops.unwrap_or_else(|| match (measure.gb_per_second, measure.entries, measure.g_weights_per_second) {
@@ -117,7 +129,10 @@ fn row(measure: &BenchMeasure) -> Vec<String> {
             let peak = measure.peak_anonymous_bytes.map(size::human).unwrap_or_default();
             format!("{rate:.2} GB/s, {cpu:.2} G weights/CPU-s, {peak}")
         }
-        (Some(rate), _, _) => format!("{rate:.2} GB/s"),
+        (Some(rate), _, _) => match (measure.tokens_per_second, &measure.experts) {
+            (Some(tokens), Some(experts)) => format!("{rate:.2} GB/s, {tokens:.2} tokens/s, {}", on_demand(experts)),
+            _ => format!("{rate:.2} GB/s"),
+        },
         (_, Some(entries), _) => format!("{:.0} entries/s", entries as f64 / measure.fastest_seconds.max(1e-9)),
         (_, _, Some(rate)) => format!("{rate:.2} G weights/s"),
         (None, None, None) => String::new(),

@@ -244,8 +244,8 @@ fn report_text(report: &ScoreReport, out: Option<&Path>) -> String {
     text += &probes_text(report);
     let rate = report.tokens_per_second.map_or(String::new(), |rate| format!(", {rate:.0} tokens/s"));
     text += &format!(
-        "\n{} requests, {} tokens computed in {}{rate}\n",
-        size::grouped(report.requests.len() as u64),
+        "\n{} requests scored, {} tokens computed in {}{rate}\n",
+        size::grouped(report.requests.iter().filter(|request| request.logprob.is_some()).count() as u64),
         size::grouped(report.tokens),
         duration(report.seconds)
     );
@@ -256,7 +256,8 @@ fn report_text(report: &ScoreReport, out: Option<&Path>) -> String {
         text += &format!("time: {}\n", parts.join(", "));
     }
     if !report.excluded.is_empty() {
-        text += &format!("{} rows were not scored\n", size::grouped(report.excluded.len() as u64));
+        let rows = if report.excluded.len() == 1 { "row was" } else { "rows were" };
+        text += &format!("{} {rows} not scored\n", size::grouped(report.excluded.len() as u64));
     }
     if let Some(out) = out {
         text += &format!("reports: {}\n", escaped(&out.to_string_lossy()));
@@ -288,8 +289,12 @@ fn comparison_text(report: &ScoreReport) -> String {
     text += &differences_text(baseline);
     if let (Some(kl), Some(agreement)) = (baseline.kl_mean, baseline.top1_agreement) {
         let interval = baseline.kl_interval.map_or(String::new(), |(low, high)| format!(" [{low:.5}, {high:.5}]"));
+        let least = match baseline.kl_method.as_str() {
+            "exact" => "",
+            _ => " or more (of the 16 most probable tokens and all others as one)",
+        };
         text += &format!(
-            "KL divergence {kl:.5}{interval} nats, the same best token before {:.2} % of {} tokens\n",
+            "KL divergence {kl:.5}{interval} nats{least}, the same best token before {:.2} % of {} tokens\n",
             100.0 * agreement,
             size::grouped(baseline.positions)
         );

@@ -170,6 +170,11 @@ pub(super) fn report_text(report: &VerifyReport) -> String {
     if !report.findings.is_empty() {
         out += &format!("\n{}", findings_text(&report.findings));
     }
+    if let Some(experts) = report.experts.filter(|experts| experts.evictions > 0) {
+        let (hits, requests, waited) = (experts.hits, experts.requests, duration(experts.wait_seconds));
+        let read = size::human(experts.bytes_read);
+        out += &format!("\nexperts: {hits} of {requests} in memory, {read} read on demand, {waited} of waiting\n");
+    }
     let failed = report.checks.iter().filter(|check| check.status == CheckStatus::Fail).count();
     let read = match (report.bytes_read, size::human(report.bytes_read), duration(report.seconds)) {
         (0, ..) => String::new(),

@@ -168,7 +168,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "convert the head again: int8-row is what `coliconv convert --only mtp` writes".into()
         }
         K::BadScale { .. } | K::BadValue { .. } => "convert the tensor again from a sound source".into(),
-        K::ModelTooLarge { .. } => {
+        K::ModelTooLarge { .. } | K::MemoryTooSmall { .. } | K::ExpertsMemory { .. } => {
             "--memory raises the limit; `coliconv verify --level payload` needs no model in memory".into()
         }
         K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
@@ -234,6 +234,9 @@ fn score_hint(kind: &FaultKind) -> Option<String> {
             "a row holds ctx, choices and gold, or the keys that hellaswag, arc, mmlu, winogrande or piqa publish"
                 .into()
         }
+        K::ParquetSyntax { message } if message.contains("Disabled feature") => {
+            "write it again with another compression, for one snappy, or as JSON lines".into()
+        }
         K::ParquetSyntax { .. } => "download the file again, or give it as JSON lines".into(),
         K::PrefixUnknown { .. } => "give --prefix none, or the text that this model's texts begin with".into(),
         K::ResultsDamaged { .. } => "score into another directory, or move the damaged results away".into(),
@@ -248,6 +251,9 @@ fn score_hint(kind: &FaultKind) -> Option<String> {
         K::BaselineOther { .. } => "score the baseline with the same inputs, --limit, --seed and --prefix".into(),
         K::BaselineIsOut => "give another --out, or as --baseline the directory of the other model's results".into(),
         K::BaselineSameModel { .. } => "nothing can differ: give as --baseline what the model was made from".into(),
+        K::BaselineEmpty => {
+            "give the --out directory of a finished `coliconv score`, or a checkpoint or container".into()
+        }
         K::OutNotDirectory => "give a directory as --out; it is made where there is none".into(),
         K::InputParquet { .. } => "give it as --task, or write its texts into a file of lines".into(),
         K::NoGoodRow { unanswered: true, .. } | K::RowUnanswered { .. } => {

@@ -282,7 +282,7 @@ pub enum FaultKind {
     ProgressSyntax { message: String },
     #[error("another coliconv is working on this directory")]
     Locked,
-    #[error("another coliconv is working on this part of the conversion")]
+    #[error("another coliconv is working on this part")]
     PartLocked,
     #[error("the lock was removed while this run held it, so another coliconv may be working here, too")]
     LockRemoved,
@@ -478,6 +478,15 @@ pub enum FaultKind {
     #[error("the model needs {needed} bytes of memory, {available} are available")]
     ModelTooLarge { needed: u64, available: u64 },
     #[error(
+        "routed experts need {needed} bytes of memory to be read one after the other, {available} are left for them"
+    )]
+    ExpertsMemory { needed: u64, available: u64 },
+    #[error(
+        "at least {} bytes of memory are needed: {experts} for routed experts, one after the other, and {fixed} for all else; there are {available}",
+        fixed.saturating_add(*experts)
+    )]
+    MemoryTooSmall { fixed: u64, experts: u64, available: u64 },
+    #[error(
         "reference {reference}: {equal} of {total} {what} are equal; the first that is not is number {at}: expected {expected}, found {found}"
     )]
     TokensDiffer {
@@ -541,6 +550,8 @@ pub enum FaultKind {
         escaped(expected)
     )]
     BaselineOther { what: String, expected: String, found: String },
+    #[error("the baseline holds neither results nor weights")]
+    BaselineEmpty,
     #[error("the baseline is the directory that this run writes")]
     BaselineIsOut,
     #[error("the baseline is the same model: the hash of both is {hash}")]
@@ -660,7 +671,7 @@ fn seconds(nanoseconds: u64) -> String {
 }
 
 /// `1 row`, `2 rows`.
-fn counted(count: u64, noun: &str) -> String {
+pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 

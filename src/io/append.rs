@@ -7,46 +7,36 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use super::NewFile;
+use super::direct::{ALIGNMENT, PageBuffer};
 use crate::error::Result;
 use crate::limits;
 
-/// Alignment that direct writes need, in memory and in the file: a page.
-const ALIGNMENT: usize = 4096;
-
-/// Memory that begins at a multiple of [`ALIGNMENT`].
+/// Memory of a write, and how much of it is filled.
 #[derive(Debug)]
 struct Chunk {
-    memory: Vec<u8>,
-    /// Where the aligned part begins.
-    from: usize,
-    /// How much of it is filled.
+    memory: PageBuffer,
     filled: usize,
-    /// How much may be.
-    bytes: usize,
 }
 
 impl Chunk {
     fn new(bytes: usize) -> Chunk {
-        let memory = vec![0; bytes + ALIGNMENT];
-        let from = memory.as_ptr().align_offset(ALIGNMENT);
-        Chunk { memory, from, filled: 0, bytes }
+        Chunk { memory: PageBuffer::new(bytes), filled: 0 }
     }
 
     /// Takes as much as fits, and tells how much that was.
     fn take(&mut self, bytes: &[u8]) -> usize {
-        let taken = bytes.len().min(self.bytes - self.filled);
-        let at = self.from + self.filled;
-        self.memory[at..at + taken].copy_from_slice(&bytes[..taken]);
+        let taken = bytes.len().min(self.memory.len() - self.filled);
+        self.memory.bytes_mut()[self.filled..][..taken].copy_from_slice(&bytes[..taken]);
         self.filled += taken;
         taken
     }
 
     fn is_full(&self) -> bool {
-        self.filled == self.bytes
+        self.filled == self.memory.len()
     }
 
     fn bytes(&self) -> &[u8] {
-        &self.memory[self.from..self.from + self.filled]
+        &self.memory.bytes()[..self.filled]
     }
 }
 
@@ -105,7 +95,7 @@ impl Appender {
     /// Writes what is left, and gives the file back; it is not durable yet.
     pub fn finish(mut self) -> Result<NewFile> {
         if self.chunk.filled > 0 {
-            self.send(Chunk { memory: Vec::new(), from: 0, filled: 0, bytes: 0 })?;
+            self.send(Chunk { memory: PageBuffer::default(), filled: 0 })?;
         }
         self.join()
     }

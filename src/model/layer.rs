@@ -8,6 +8,16 @@ use crate::backend::{Backend, Places};
 use crate::config::IndexerType;
 use crate::error::{Faults, Result};
 
+/// How rows go through a layer.
+pub struct Pass<'a, B: Backend> {
+    /// Where the rows are.
+    pub places: &'a Places,
+    /// How many positions sparse attention looks at.
+    pub index_topk: usize,
+    /// The layer that follows, if any: some of its experts can be foreseen.
+    pub next: Option<&'a DecoderLayer<B>>,
+}
+
 /// A decoder layer.
 pub struct DecoderLayer<B: Backend> {
     /// [d].
@@ -44,24 +54,24 @@ impl<B: Backend> DecoderLayer<B> {
         })
     }
 
-    /// x [n, d] at these places → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with
-    /// an indexer of its own replaces it.
+    /// x [n, d] → [n, d]. `selection` holds the positions that the nearest full indexer chose for these rows; a layer with an
+    /// indexer of its own replaces it.
     pub fn forward(
         &self,
         backend: &B,
         mut x: B::Rows,
         cache: &mut LayerCache<B>,
-        places: &Places,
-        index_topk: usize,
+        pass: &Pass<'_, B>,
         selection: &mut Option<B::Selection>,
     ) -> Result<B::Rows> {
+        let &Pass { places, index_topk, next } = pass;
         // x += self_attn(input_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.input_layernorm, self.rms_norm_eps)?;
         let attended = self.self_attn.forward(backend, &normalized, cache, places, index_topk, selection)?;
         backend.add(&mut x, &attended)?;
         // x += mlp(post_attention_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.post_attention_layernorm, self.rms_norm_eps)?;
-        backend.add(&mut x, &self.mlp.forward(backend, &normalized)?)?;
+        backend.add(&mut x, &self.mlp.forward(backend, &normalized, next.map(|next| &next.mlp))?)?;
         Ok(x)
     }
 }

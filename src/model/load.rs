@@ -10,7 +10,7 @@ use crate::header::{Header, StoredTensor};
 use crate::io::{SourceFile, available_bytes};
 use crate::roles::{Census, Pass, Projection};
 use crate::tensor::{Dtype, Shape};
-use crate::weights::{Matrix, Weights};
+use crate::weights::{Located, Matrix, Weights};
 
 /// Bytes of a model of this config on the plain backend, which keeps every weight as f32.
 pub fn plain_bytes(config: &Config) -> u64 {
@@ -89,9 +89,21 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads a weight whose shape is the one that config.json asks for.
     fn matrix(&self, name: &str) -> Result<Matrix> {
-        let role = self.census.role(name).expect("the model asks for what the census lists");
         let matrix = self.weights.load(name)?;
-        let (rows, columns) = (matrix.rows as u64, matrix.columns as u64);
+        self.check_shape(name, matrix.rows, matrix.columns)?;
+        Ok(matrix)
+    }
+
+    /// Finds a weight whose shape is the one that config.json asks for.
+    fn locate(&self, name: &str) -> Result<Option<Located<'_>>> {
+        let located = self.weights.locate(name)?;
+        located.as_ref().map_or(Ok(()), |weight| self.check_shape(name, weight.rows, weight.columns))?;
+        Ok(located)
+    }
+
+    fn check_shape(&self, name: &str, rows: usize, columns: usize) -> Result<()> {
+        let role = self.census.role(name).expect("the model asks for what the census lists");
+        let (rows, columns) = (rows as u64, columns as u64);
         let found = if role.shape.dims().len() == 1 && columns == 1 {
             Shape::from([rows])
         } else {
@@ -101,7 +113,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             let kind = FaultKind::ShapeMismatch { expected: role.shape.clone(), found };
             return Err(Fault::new(Place::tensor(self.weights.directory(), name), kind));
         }
-        Ok(matrix)
+        Ok(())
     }
 }
 
@@ -126,5 +138,9 @@ impl<B: Backend> ExpertSource for Routed<'_, '_, B> {
 
     fn load(&self, expert: usize, projection: Projection) -> Result<Matrix> {
         self.loader.matrix(&self.name(expert, projection))
+    }
+
+    fn locate(&self, expert: usize, projection: Projection) -> Result<Option<Located<'_>>> {
+        self.loader.locate(&self.name(expert, projection))
     }
 }

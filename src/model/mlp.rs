@@ -22,12 +22,24 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// x [n, d] → [n, d].
-    pub fn forward(&self, backend: &B, x: &B::Rows) -> Result<B::Rows> {
+    /// x [n, d] → [n, d]. `next` is the MLP of the layer that follows.
+    pub fn forward(&self, backend: &B, x: &B::Rows, next: Option<&Mlp<B>>) -> Result<B::Rows> {
         match self {
-            Mlp::Dense(mlp) => mlp.forward(backend, x),
-            Mlp::Sparse(moe) => moe.forward(backend, x),
+            Mlp::Dense(mlp) => {
+                likely(backend, x, next)?;
+                mlp.forward(backend, x)
+            }
+            Mlp::Sparse(moe) => moe.forward(backend, x, next),
         }
+    }
+}
+
+/// Tells which experts the MLP after this one is likely to choose: those that its router chooses by the inputs of this one,
+/// because a layer changes the residual stream but little.
+fn likely<B: Backend>(backend: &B, x: &B::Rows, next: Option<&Mlp<B>>) -> Result<()> {
+    match next {
+        Some(Mlp::Sparse(next)) => backend.read_ahead(&next.experts, &|| next.gate.forward(backend, x)),
+        _ => Ok(()),
     }
 }
 
@@ -74,12 +86,16 @@ impl<B: Backend> Moe<B> {
     }
 
     /// x [n, d] → [n, d].
-    pub fn forward(&self, backend: &B, x: &B::Rows) -> Result<B::Rows> {
-        // Σ over the chosen experts of weight · expert(x)
+    fn forward(&self, backend: &B, x: &B::Rows, next: Option<&Mlp<B>>) -> Result<B::Rows> {
         let choice = self.gate.forward(backend, x)?;
+        // what has to be read is read meanwhile
+        backend.announce(&self.experts, &choice)?;
+        likely(backend, x, next)?;
+        let shared = self.shared_experts.forward(backend, x)?;
+        // Σ over the chosen experts of weight · expert(x)
         let mut sum = backend.experts(&self.experts, &choice, x)?;
         // + shared(x)
-        backend.add(&mut sum, &self.shared_experts.forward(backend, x)?)?;
+        backend.add(&mut sum, &shared)?;
         Ok(sum)
     }
 }
@@ -101,7 +117,7 @@ mod tests {
         let x = input(&backend, "input.mlp", weights.config().hidden_size);
         for (layer, sparse, block) in [(0, false, "mlp"), (1, true, "moe")] {
             let mlp = Mlp::load(&loader, layer, sparse).unwrap();
-            let run = |x: &_| backend.read(&mlp.forward(&backend, x).unwrap()).unwrap();
+            let run = |x: &_| backend.read(&mlp.forward(&backend, x, None).unwrap()).unwrap();
             let whole = run(&x);
             assert_close(&whole, &blocks()[block]);
             for seed in 0..4 {

@@ -6,7 +6,7 @@
 use super::Model;
 use super::embedding::{Embedding, OutputHead};
 use super::kv_cache::{KvCache, LayerCache};
-use super::layer::DecoderLayer;
+use super::layer::{self, DecoderLayer};
 use super::load::Loader;
 use crate::backend::{Backend, Places, Prediction};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -62,7 +62,8 @@ impl<B: Backend> Mtp<B> {
         let x = backend.matmul(&self.eh_proj, &backend.concat(&e, &h)?)?;
         // the decoder layer; without an indexer it leaves the selection at none and so attends to all positions
         let places = Places::after(backend.cache_len(&cache.kv), next.len());
-        self.layer.forward(backend, x, cache, &places, usize::MAX, &mut None)
+        let pass = layer::Pass { places: &places, index_topk: usize::MAX, next: None };
+        self.layer.forward(backend, x, cache, &pass, &mut None)
     }
 
     /// Best ids after each row of [`Mtp::forward`]: x [n, d], `asked [n]`.

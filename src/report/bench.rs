@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Refusal;
+use super::{Experts, Refusal};
 
 /// `bench --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -48,6 +48,10 @@ pub struct BenchMeasure {
     pub cpu_seconds: Option<f64>,
     /// 10^9 weights by these seconds.
     pub g_weights_per_cpu_second: Option<f64>,
+    /// Tokens a second in the fastest round; null where that is not the point.
+    pub tokens_per_second: Option<f64>,
+    /// What reading routed experts on demand took in all rounds; null where that is not the point.
+    pub experts: Option<Experts>,
     /// Largest anonymous memory seen, in bytes; null where that is not the point.
     pub peak_anonymous_bytes: Option<u64>,
     /// The measure that limits this one.

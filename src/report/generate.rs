@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Finding, Refusal};
+use super::{Experts, Finding, Refusal};
 
 /// `generate --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -55,6 +55,9 @@ pub struct GenerateReport {
     pub decoding_seconds: f64,
     /// Largest anonymous memory seen after loading and after each step, in bytes; null where the system does not tell.
     pub peak_anonymous_bytes: Option<u64>,
+    /// What reading routed experts on demand took; absent on a backend that keeps all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,
 }

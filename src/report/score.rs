@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Finding, Refusal, Verdict};
+use super::{Experts, Finding, Refusal, Verdict};
 
 /// `score --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -52,6 +52,8 @@ pub struct ScoreReport {
     pub tokens_per_second: Option<f64>,
     /// What that time went into; null when nothing was computed.
     pub shares: Option<ScoreShares>,
+    /// What reading routed experts took, probes included; null where nothing was computed on the CPU.
+    pub experts: Option<Experts>,
     /// Largest anonymous memory seen while scoring, in bytes; null where nothing was scored or the system does not tell.
     pub peak_anonymous_bytes: Option<u64>,
     /// What was accepted although it is odd.

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Finding, Refusal};
+use super::{Experts, Finding, Refusal};
 
 /// `verify --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -33,6 +33,9 @@ pub struct VerifyReport {
     pub tokens: Vec<VerifyTokens>,
     /// How often the source says the same; null where it was not run.
     pub source_agreement: Option<VerifyAgreement>,
+    /// What reading the model's routed experts on demand took, all references together; absent where the CPU was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Everything that was found; errors are why a check failed.
     pub findings: Vec<Finding>,
     /// Bytes read at the levels above `structure`.

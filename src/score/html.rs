@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::plot::{Point, escape, intervals, label, line};
+use crate::error::counted;
 use crate::report::{ScoreBaseline, ScoreProbes, ScoreReport, Verdict};
 
 /// Rows that a list of the page shows.
@@ -34,10 +35,11 @@ h1{font-size:1.5rem;overflow-wrap:anywhere}h2{font-size:1.15rem;margin-top:2.2re
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.35rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th:first-child,td:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:7rem}th{color:var(--soft);font-weight:600}
+.said td:last-child,.said th:last-child{text-align:left;white-space:normal;overflow-wrap:anywhere}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem;margin:0}dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 .verdict{display:inline-block;padding:.15rem .7rem;border-radius:1rem;border:2px solid;font-weight:700}.pass{color:var(--good)}.fail{color:var(--bad)}
 svg{width:100%;height:auto;background:var(--panel);border-radius:.4rem;margin:.6rem 0}
-svg .grid{stroke:var(--line)}svg .mark{stroke:var(--bad);stroke-dasharray:4 3}
+svg .grid{stroke:var(--line)}svg .nil{stroke:var(--soft)}svg .mark{stroke:var(--bad);stroke-dasharray:4 3}
 svg text{font:13px system-ui,sans-serif;fill:var(--soft)}svg .tick{text-anchor:middle}svg .name{text-anchor:end;fill:var(--ink)}
 svg .interval{stroke-width:2.5}svg .model{stroke:var(--model);fill:var(--model)}svg .baseline{stroke:var(--baseline);fill:var(--baseline)}
 svg .curve{fill:none;stroke:var(--model);stroke-width:2}
@@ -260,7 +262,7 @@ fn flipped(out: &mut String, baseline: &ScoreBaseline) {
     }
     let row = |(task, flipped): (&crate::report::ScoreTaskDifference, &crate::report::ScoreFlipped)| {
         let to = if flipped.model == flipped.gold { "wrong → right" } else { "right → wrong" };
-        let number = |choice: u64| (choice + 1).to_string();
+        let number = |choice: u64| choice.to_string();
         vec![
             format!("{} row {}", escape(&task.task), flipped.row),
             flipped.metric.clone(),
@@ -273,7 +275,7 @@ fn flipped(out: &mut String, baseline: &ScoreBaseline) {
     let rows: Vec<Vec<String>> = all.take(MAX_LISTED).map(row).collect();
     let _ = write!(
         out,
-        "<h3>Questions that flipped</h3>\n{}",
+        "<h3>Questions that flipped</h3>\n<p class=\"note\">Choices are counted from 0, as in score.json and requests.csv.</p>\n{}",
         table(&["question", "by", "change", "right choice", "baseline's", "model's"], &rows)
     );
     if count > MAX_LISTED {
@@ -355,5 +357,10 @@ fn excluded(out: &mut String, report: &ScoreReport) {
     }
     let row = |row: &crate::report::ScoreExcluded| vec![escape(&row.input), escape(&row.message)];
     let rows: Vec<Vec<String>> = report.excluded.iter().take(MAX_LISTED).map(row).collect();
-    let _ = write!(out, "<h2>Not scored: {} rows</h2>\n{}", report.excluded.len(), table(&["input", "why"], &rows));
+    let _ = write!(
+        out,
+        "<h2>Not scored: {}</h2>\n{}",
+        counted(report.excluded.len() as u64, "row"),
+        table(&["input", "why"], &rows).replacen("<table>", "<table class=\"said\">", 1)
+    );
 }

@@ -70,6 +70,8 @@ pub struct Input {
     pub file_rows: u64,
     /// Rows that are scored.
     pub rows: u64,
+    /// Bytes of the longest text of a row: no tokenizer makes more tokens of it.
+    pub longest: u64,
     /// How its rows become questions.
     pub template: Option<Template>,
     /// Numbers of the rows that are scored, ascending; none means all.
@@ -86,6 +88,19 @@ pub enum Content {
     Document(String),
     /// A line of a request file.
     Request(String),
+}
+
+impl Content {
+    /// Bytes of its longest text.
+    fn longest(&self) -> u64 {
+        let bytes = match self {
+            Content::Question(question) => {
+                question.pairs.iter().map(|pair| pair.ctx.len() + pair.continuation.len()).max().unwrap_or(0)
+            }
+            Content::Document(text) | Content::Request(text) => text.len(),
+        };
+        bytes as u64
+    }
 }
 
 /// A row of an input.
@@ -108,6 +123,7 @@ impl Input {
             sha256: sha256_of(path)?,
             file_rows: 0,
             rows: 0,
+            longest: 0,
             template: None,
             selected: None,
             parquet: begins_with(path, parquet::MAGIC)?,
@@ -131,17 +147,17 @@ impl Input {
             input.template = input.find_template()?;
         }
         let mut sample = Sample::new(sampling);
-        let (mut good, mut first, mut rows) = (false, None, 0);
+        let (mut good, mut first, mut rows, mut longest) = (false, None, 0, 0);
         for item in input.items()? {
             let Item { row, content } = item?;
             rows += 1;
             sample.offer(row);
             match content {
-                Ok(_) => good = true,
+                Ok(content) => (good, longest) = (true, longest.max(content.longest())),
                 Err(kind) => first = first.or(Some(kind)),
             }
         }
-        (input.file_rows, input.rows) = (rows, rows);
+        (input.file_rows, input.rows, input.longest) = (rows, rows, longest);
         match first {
             _ if good || given.kind == Kind::Requests && input.rows > 0 => {}
             None => return refuse(FaultKind::NoRows),
@@ -224,8 +240,11 @@ impl Input {
         }
         let keep_empty = self.kind == Kind::Requests;
         let lines = Lines::open(&self.path)?;
+        // A line of spaces is a document like others, but no row of a task.
+        let task = self.kind == Kind::Task;
         let is_row = move |line: &Result<Numbered>| {
-            keep_empty || !matches!(line, Ok((_, Ok(Raw::Line(line)))) if line.is_empty())
+            let is_empty = |line: &str| line.is_empty() || task && line.trim_ascii().is_empty();
+            keep_empty || !matches!(line, Ok((_, Ok(Raw::Line(line)))) if is_empty(line))
         };
         Ok(Box::new(lines.filter(is_row)))
     }

@@ -94,7 +94,8 @@ pub fn intervals(title: &str, points: &[Point], marks: &[(f64, &str)]) -> String
         let at = x(*value);
         let _ = write!(
             svg,
-            "<line class=\"mark\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{:.1}\"/>",
+            "<line class=\"{}\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{:.1}\"/>",
+            if name.is_empty() { "nil" } else { "mark" },
             height - BOTTOM
         );
         let _ = write!(svg, "<text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\">{}</text>", height - 4.0, escape(name));

@@ -69,8 +69,10 @@ impl Binding {
         if let Some((_, what, one, another)) = found {
             return Some((what.to_owned(), format!("{one:?}"), format!("{another:?}")));
         }
-        let names =
-            |binding: &Binding| binding.inputs.iter().map(|input| input.name.clone()).collect::<Vec<_>>().join(", ");
+        let names = |binding: &Binding| match binding.inputs.is_empty() {
+            true => "nothing".to_owned(),
+            false => binding.inputs.iter().map(|input| input.name.clone()).collect::<Vec<_>>().join(", "),
+        };
         if names(self) != names(other) {
             return Some(("what is scored".to_owned(), names(self), names(other)));
         }
@@ -79,8 +81,9 @@ impl Binding {
             None => "all rows".to_owned(),
             Some(limit) => format!("{limit} rows with seed {}", input.seed),
         };
-        let says = |input: &BoundInput| format!("{} of {}", sample(input), input.sha256);
-        Some((format!("the input {} (rows and hash)", one.name), says(one), says(another)))
+        let says =
+            |input: &BoundInput| format!("{} of the {} {}", sample(input), <&str>::from(input.kind), input.sha256);
+        Some((format!("the input {} (kind, rows and hash)", one.name), says(one), says(another)))
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Scorer<'m, 'b, B: Backend> {
     /// Whether distributions are recorded.
     store: bool,
     tag: Option<String>,
+    /// Tokens that go through the layers together.
+    rows: usize,
     /// Rows that wait for others, and their tokens.
     waiting: Vec<Waiting>,
     tokens: usize,
@@ -69,21 +71,23 @@ struct Compared {
 }
 
 impl<'m, 'b, B: Backend> Scorer<'m, 'b, B> {
-    /// A scorer that has seen nothing. `tag` marks what was compared with the baseline.
+    /// A scorer that has seen nothing. `tag` marks what was compared with the baseline;
+    /// `rows` tokens go through the layers together.
     pub fn new(
         model: &'m Model<'b, B>,
         baseline: Baseline<'m, 'b, B>,
         encoder: &'m Encoder<'m>,
         store: bool,
         tag: Option<&str>,
+        rows: usize,
     ) -> Result<Self> {
         let (stored, theirs) = match baseline {
             Baseline::None => (None, None),
             Baseline::Stored(stored) => (Some(stored), None),
             Baseline::Model(model) => (None, Some(model)),
         };
-        let runner = Runner::new(model, theirs)?;
-        Ok(Scorer { runner, stored, encoder, store, tag: tag.map(str::to_owned), waiting: Vec::new(), tokens: 0 })
+        let runner = Runner::new(model, theirs, rows)?;
+        Ok(Scorer { runner, stored, encoder, store, tag: tag.map(str::to_owned), rows, waiting: Vec::new(), tokens: 0 })
     }
 
     /// Tokens that went through the model's layers.
@@ -105,7 +109,7 @@ impl<'m, 'b, B: Backend> Scorer<'m, 'b, B> {
         };
         self.waiting.push(Waiting { record, texts });
         // Texts of one row have much in common, so these are fewer tokens that go through the layers.
-        let full = self.tokens >= limits::WAITING_TOKENS || self.waiting.len() >= limits::WAITING_ROWS;
+        let full = self.tokens >= limits::WAITING_BATCHES * self.rows || self.waiting.len() >= limits::WAITING_ROWS;
         if full { self.finish() } else { Ok(Vec::new()) }
     }
 

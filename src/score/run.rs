@@ -12,8 +12,10 @@ use crate::backend::{Backend, Counters, Device, Operation};
 use crate::config::stop_ids;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
+use crate::isa::Isa;
+use crate::limits;
 use crate::model::Model;
-use crate::report::{ScoreProbes, ScoreShares};
+use crate::report::{Experts, ScoreProbes, ScoreShares};
 use crate::tensor::TensorName;
 use crate::weights::Model as Stored;
 
@@ -26,6 +28,7 @@ pub(super) struct Run {
     pub(super) scoring_seconds: f64,
     pub(super) peak_anonymous_bytes: Option<u64>,
     pub(super) shares: Option<ScoreShares>,
+    pub(super) experts: Option<Experts>,
 }
 
 /// Name and mode of a device's backend.
@@ -55,7 +58,10 @@ impl Job<'_> {
         }
         match self.options.device() {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
-            Device::Cpu => self.compute_on(&Cpu::default(), model, baseline, probe, results),
+            Device::Cpu => {
+                let cpu = self.plan.map_or_else(Cpu::default, |plan| Cpu::with_experts(Isa::detect(), plan.experts));
+                self.compute_on(&cpu, model, baseline, probe, results)
+            }
         }
     }
 
@@ -83,15 +89,18 @@ impl Job<'_> {
             (Some(Source::Model(_)), Some(theirs)) => Baseline::Model(theirs),
             _ => Baseline::None,
         };
-        let mut scorer = Scorer::new(&own, compared, &self.encoder, self.store, tag)?;
+        let rows = self.plan.map_or(limits::BATCH_ROWS, |plan| plan.rows);
+        let mut scorer = Scorer::new(&own, compared, &self.encoder, self.store, tag, rows)?;
         let scored = self.rows(&mut scorer, results, tag);
         self.watch.end();
         let peak_anonymous_bytes = scored?;
         let scoring_seconds = started.elapsed().as_secs_f64() - loading_seconds;
         let tokens = scorer.computed();
-        let shares = (tokens > 0).then(|| shares(&backend.counters(), scoring_seconds));
+        let waited = backend.expert_counters().map_or(0.0, |counters| counters.wait_seconds);
+        let shares = (tokens > 0).then(|| shares(&backend.counters(), waited, scoring_seconds));
         let probes = probe.then(|| self.probes(&own, model)).transpose()?;
-        Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares })
+        let experts = backend.expert_counters().map(Experts::from);
+        Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares, experts })
     }
 
     /// A baseline's model, if it has the same vocabulary.
@@ -148,15 +157,15 @@ impl Job<'_> {
 }
 
 /// What the time went into.
-fn shares(counters: &Counters, seconds: f64) -> ScoreShares {
+fn shares(counters: &Counters, waited: f64, seconds: f64) -> ScoreShares {
     let of = |operations: &[Operation]| {
         let busy: f64 = operations.iter().map(|&operation| counters.busy(operation).as_secs_f64()).sum();
         busy / seconds.max(1e-9)
     };
     ScoreShares {
-        experts: of(&[Operation::Experts]),
+        experts: (of(&[Operation::Experts]) - waited / seconds.max(1e-9)).max(0.0),
         attention: of(&[Operation::Attention, Operation::Select]),
         products: of(&[Operation::Matmul, Operation::Route, Operation::Predict]),
-        disk: 0.0,
+        disk: waited / seconds.max(1e-9),
     }
 }

@@ -16,6 +16,8 @@ pub struct Runner<'m, 'b, B: Backend> {
     theirs: Option<Side<'m, 'b, B>>,
     /// The text that the caches hold from their first row on.
     held: Vec<u32>,
+    /// Tokens that go through the layers together.
+    rows: usize,
     /// Tokens that went through the layers.
     pub computed: u64,
 }
@@ -49,10 +51,10 @@ impl<'m, 'b, B: Backend> Side<'m, 'b, B> {
 }
 
 impl<'m, 'b, B: Backend> Runner<'m, 'b, B> {
-    /// Models that have seen nothing.
-    pub fn new(model: &'m Model<'b, B>, theirs: Option<&'m Model<'b, B>>) -> Result<Self> {
+    /// Models that have seen nothing, and take so many tokens at a time: it changes no answer.
+    pub fn new(model: &'m Model<'b, B>, theirs: Option<&'m Model<'b, B>>, rows: usize) -> Result<Self> {
         let theirs = theirs.map(Side::new).transpose()?;
-        Ok(Runner { own: Side::new(model)?, theirs, held: Vec::new(), computed: 0 })
+        Ok(Runner { own: Side::new(model)?, theirs, held: Vec::new(), rows, computed: 0 })
     }
 
     /// The model.
@@ -72,7 +74,7 @@ impl<'m, 'b, B: Backend> Runner<'m, 'b, B> {
         self.truncate(self.held.len());
         let mut answers: Vec<Vec<Option<T>>> =
             texts.iter().map(|text| std::iter::repeat_with(|| None).take(text.tokens()).collect()).collect();
-        for piece in plan.pieces(limits::BATCH_ROWS) {
+        for piece in plan.pieces(self.rows) {
             let answered = self.piece(&piece, &look);
             // A cache that has not all of the plan holds no text.
             if answered.is_err() {
@@ -163,7 +165,7 @@ mod tests {
     fn sharing_changes_nothing() {
         let backend = Reference::default();
         let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
-        let mut runner = Runner::new(&model, None).unwrap();
+        let mut runner = Runner::new(&model, None, 512).unwrap();
         let batches: [&[Encoded]; 6] = [
             // One context, choices of several lengths, one of them a single token.
             &[text(&[1, 2, 3, 4, 5], 3), text(&[1, 2, 3, 9], 3), text(&[1, 2, 3, 4, 6, 7, 8], 3)],
@@ -181,7 +183,7 @@ mod tests {
             assert_eq!(together(&mut runner, texts), alone(&model, texts), "{texts:?}");
         }
         // 4 tokens of the first text, none of the second, 2 of the third.
-        let mut runner = Runner::new(&model, None).unwrap();
+        let mut runner = Runner::new(&model, None, 512).unwrap();
         together(&mut runner, batches[0]);
         assert_eq!(runner.computed, 6);
         // The first three are there; 11 for both, 13 for one.
@@ -196,7 +198,7 @@ mod tests {
         let bare = Synthetic::new(json!({})).only(|name| !name.contains("indexer"));
         let other = Model::load(&bare, &backend).unwrap();
         let texts = [text(&(0..12).collect::<Vec<u32>>(), 3), text(&[0, 1, 2, 3, 4, 5, 6, 30, 31], 2)];
-        let mut runner = Runner::new(&model, Some(&other)).unwrap();
+        let mut runner = Runner::new(&model, Some(&other), 512).unwrap();
         let look = |asks: &[Ask], own: &[f32], theirs: Option<&[f32]>| {
             let [own, theirs] = [own, theirs.unwrap()].map(|logits| Distribution::of(logits).unwrap());
             asks.iter().map(|ask| (own.logprob(ask.id), theirs.logprob(ask.id))).collect()
@@ -215,12 +217,12 @@ mod tests {
         fn any_batches_say_the_same(
             // Few tokens, so that texts have much in common.
             texts in proptest::collection::vec((proptest::collection::vec(0u32..3, 2..14), 0usize..14), 1..12),
-            cut in 1usize..12,
+            (cut, rows) in (1usize..12, 1usize..20),
         ) {
             let backend = Cpu::default();
             let model = Model::load(&Synthetic::new(json!({})), &backend).unwrap();
             let texts: Vec<Encoded> = texts.iter().map(|(ids, start)| text(ids, 1 + start % (ids.len() - 1))).collect();
-            let mut runner = Runner::new(&model, None).unwrap();
+            let mut runner = Runner::new(&model, None, rows).unwrap();
             let expected = alone(&model, &texts);
             let in_batches: Vec<Vec<f64>> = texts.chunks(cut).flat_map(|texts| together(&mut runner, texts)).collect();
             prop_assert_eq!(in_batches, expected);

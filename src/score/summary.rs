@@ -59,6 +59,7 @@ pub fn report(
         loading_seconds: 0.0,
         tokens_per_second: None,
         shares: None,
+        experts: None,
         peak_anonymous_bytes: None,
         warnings: Vec::new(),
     }
@@ -164,6 +165,8 @@ pub fn table(records: &[Record], with_baseline: bool) -> Vec<u8> {
         for (choice, scored) in record.scores.iter().enumerate() {
             let against = scored.against.as_ref().filter(|_| with_baseline);
             let mean = against.map(|against| against.kl.iter().sum::<f64>() / against.kl.len() as f64);
+            // Ids alone have no text.
+            let of_text = |count: u64| if scored.bytes == 0 { String::new() } else { count.to_string() };
             let optional = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
             let _ = table.write_record([
                 &record.input,
@@ -173,8 +176,8 @@ pub fn table(records: &[Record], with_baseline: bool) -> Vec<u8> {
                 &scored.logprob.to_string(),
                 &scored.tokens.to_string(),
                 &scored.greedy.to_string(),
-                &scored.chars.to_string(),
-                &scored.bytes.to_string(),
+                &of_text(scored.chars),
+                &of_text(scored.bytes),
                 &optional(against.map(|against| against.logprob)),
                 &optional(mean),
                 "",

@@ -17,10 +17,11 @@ use crate::backend::{Backend, Device};
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::io::write_whole;
+use crate::isa::Isa;
 use crate::model::Model;
 use crate::progress::Progress;
 use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_drafts, compare, fingerprint, record};
-use crate::report::{VerifyAgreement, VerifyTokens};
+use crate::report::{Experts, VerifyAgreement, VerifyTokens};
 use crate::weights::Weights;
 
 pub use own::OWN as OWN_REFERENCE;
@@ -63,6 +64,7 @@ pub(super) struct Outcome {
     pub(super) stage: Stage,
     pub(super) tokens: Vec<VerifyTokens>,
     pub(super) agreement: Option<VerifyAgreement>,
+    pub(super) experts: Option<Experts>,
 }
 
 impl Outcome {
@@ -128,6 +130,7 @@ pub(super) fn run(
             }
         }
     }
+    outcome.experts = ran.iter().find_map(|ran| ran.outcome.experts);
     let first = &mut ran[0].outcome;
     outcome.stage.checks.append(&mut first.stage.checks);
     outcome.stage.findings.append(&mut first.stage.findings);
@@ -165,14 +168,23 @@ struct Ran {
 
 impl Work<'_> {
     fn on(&self, progress: &dyn Progress) -> Result<Result<Ran, Outcome>, Faults> {
+        let cpu = |number: usize| match self.prepared.cpu.get(number) {
+            Some(&options) => Cpu::with_experts(Isa::detect(), options),
+            None => Cpu::default(),
+        };
         match self.device {
-            Device::Reference => self.with(&Plain::default(), progress),
-            Device::Cpu => self.with(&Cpu::default(), progress),
+            Device::Reference => self.with(&Plain::default(), &Plain::default, progress),
+            Device::Cpu => self.with(&cpu(0), &|| cpu(1), progress),
         }
     }
 
-    /// On a backend; where the model does not load, what the level found is that.
-    fn with<B: Backend + Default>(&self, backend: &B, progress: &dyn Progress) -> Result<Result<Ran, Outcome>, Faults> {
+    /// On a backend, the source on another one; where the model does not load, what the level found is that.
+    fn with<B: Backend>(
+        &self,
+        backend: &B,
+        another: &dyn Fn() -> B,
+        progress: &dyn Progress,
+    ) -> Result<Result<Ran, Outcome>, Faults> {
         let (subject, options) = (self.subject, self.options);
         progress.file("loading the model");
         let model = match Model::load(subject.weights, backend) {
@@ -190,7 +202,7 @@ impl Work<'_> {
         let forward = level.forward(progress);
         let (compared, findings) = level.references(self.texts, progress);
         if let Some(source) = subject.source.filter(|_| self.first) {
-            level.source(source, subject.same_weights, self.prepared, progress);
+            level.source(source, &another(), subject.same_weights, self.prepared, progress);
         }
         match options.write_reference.as_ref().filter(|_| self.first) {
             Some(path) if subject.good => level.write(path, self.prepared)?,
@@ -199,6 +211,7 @@ impl Work<'_> {
             }
             None => {}
         }
+        level.outcome.experts = backend.expert_counters().map(Experts::from);
         Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
     }
 }
@@ -210,7 +223,7 @@ struct Level<'a, B: Backend> {
     outcome: Outcome,
 }
 
-impl<B: Backend + Default> Level<'_, B> {
+impl<B: Backend> Level<'_, B> {
     /// Whether the model says anything: finite logits along a text of its own, and drafts that are of some use.
     fn forward(&self, progress: &dyn Progress) -> (Vec<Found>, String) {
         progress.file("running the model");

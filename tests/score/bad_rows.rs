@@ -128,7 +128,7 @@ fn nothing_before_the_first_token() {
     ];
     let none = Options { prefix: PrefixChoice::None, ..of(inputs.clone()) };
     let report = scored(&fixture("nano"), &none);
-    assert_eq!(excluded(&report), [(1, "row-no-context"), (1, "row-empty")]);
+    assert_eq!(excluded(&report), [(1, "row-no-context"), (1, "row-no-context")]);
     let tokenizer = coliconv::model::tokenizer::Tokenizer::load(&fixture("nano")).unwrap();
     let tokens = tokenizer.encode("And the king").unwrap().len() as u64;
     assert_eq!(report.texts[0].tokens, tokens - 1);
@@ -230,7 +230,7 @@ fn flags() {
         (&["--task", &task, "--device", "tpu"], "flag-value"),
         (&["--task", &task, "--mode", "fast"], "not-available"),
         (&["--task", &task, "--mode", "quick"], "flag-value"),
-        (&["--task", &task, "--memory", "1M"], "model-too-large"),
+        (&["--task", &task, "--memory", "1M"], "memory-too-small"),
         (&["--task", &task, "--baseline", "/nowhere"], "not-found"),
     ] {
         assert_eq!(refused(arguments), (2, kind.to_owned()), "{arguments:?}");

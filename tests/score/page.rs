@@ -42,7 +42,7 @@ fn the_page_holds_what_the_report_says() {
         format!("{:.5}", report.baseline.as_ref().unwrap().kl_mean.unwrap()),
         report.model_sha256.clone(),
         "Worst questions".into(),
-        "Not scored: 1 rows".into(),
+        "Not scored: 1 row<".into(),
         "&lt;/p&gt;&lt;script&gt;".into(),
     ] {
         assert!(page.contains(&text), "{text}");

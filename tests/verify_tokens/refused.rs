@@ -75,7 +75,7 @@ fn flags() {
         (&["--mode", "approximate"], "flag-value"),
         (&["--all-devices"], "not-available"),
         (&["--inject-fault", "scale"], "not-available"),
-        (&["--memory", "1M"], "model-too-large"),
+        (&["--memory", "1M"], "memory-too-small"),
         (&["--level", "payload", "--reference", reference], "flag-unused"),
         (&["--level", "structure", "--device", "cpu"], "flag-unused"),
         (&["--level", "payload", "--write-reference", "/nowhere/r.json"], "flag-unused"),
@@ -94,10 +94,11 @@ fn memory_is_that_of_every_model_that_is_held() {
     let nano = fixture("nano");
     let source = ["--source", nano.to_str().unwrap()];
     let container = whole();
-    // 6.8 M weights of 4 bytes, twice with the source beside it; or as they are stored.
-    for memory in [&["--memory", "40M", "--device", "reference"][..], &["--memory", "12M"]] {
+    // 6.8 M weights of 4 bytes, twice with the source beside it; or as they are stored, but for routed experts.
+    let (reference, cpu) = (&["--memory", "40M", "--device", "reference"][..], &["--memory", "12M"][..]);
+    for (memory, kind) in [(reference, "model-too-large"), (cpu, "memory-too-small")] {
         assert_eq!(run_json(&[&["verify"], memory].concat(), &[container.path()]).0, 0);
-        assert_eq!(refused(&[memory, &source].concat(), container.path()), "model-too-large");
+        assert_eq!(refused(&[memory, &source].concat(), container.path()), kind);
     }
 }
 

@@ -100,16 +100,16 @@ struct Layer<'a> {
 impl Layer<'_> {
     /// A product with rows of `kv_b`.
     fn job<'x>(&'x self, x: &'x Packed) -> Job<'x> {
-        x.job(self.kv_b)
+        x.job(self.kv_b.operand())
     }
 
     /// Queries of the cached rows: K_hᵀ q_nope, then q_rope; [heads, n, latent + rope].
     fn queries(&self, heads: Range<usize>) -> Vec<f32> {
         let Mla { nope, rope, value, latent, .. } = *self.mla;
         let (n, width) = (self.q.count(), latent + rope);
-        let none = Packed::new(&Rows { width: latent, values: Vec::new() }, self.kv_b.coding);
+        let none = Packed::new(&Rows { width: latent, values: Vec::new() }, self.kv_b.operand().coding);
         let job = self.job(&none);
-        let (columns, order) = (job.columns(), simd::order(self.kv_b.coding));
+        let (columns, order) = (job.columns(), simd::order(self.kv_b.operand().coding));
         let identity: Vec<usize> = (0..nope).collect();
         let mut queries = vec![0.0; heads.len() * n * width];
         queries.par_chunks_mut(n * width).zip(heads).for_each(|(queries, head)| {
@@ -187,7 +187,7 @@ impl Layer<'_> {
     fn values(&self, first: usize, contexts: Vec<Rows>) -> Vec<Vec<f32>> {
         let Mla { nope, value, .. } = *self.mla;
         let of_head = |(number, context): (usize, &Rows)| {
-            let packed = Packed::new(context, self.kv_b.coding);
+            let packed = Packed::new(context, self.kv_b.operand().coding);
             let mut out = vec![0.0; value * context.count()];
             let row = (first + number) * (nope + value) + nope;
             simd::multiply(self.isa, &self.job(&packed), row, &mut out);

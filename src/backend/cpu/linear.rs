@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::simd::{self, CHUNK, Coding, Job, LANES, Line};
-use super::{Rows, Weight};
+use super::{Operand, Rows};
 use crate::backend::Prediction;
 use crate::backend::reference::prediction;
 use crate::isa::Isa;
@@ -59,10 +59,10 @@ impl Packed {
 
 impl Packed {
     /// The product with a matrix.
-    pub fn job<'a>(&'a self, weight: &'a Weight) -> Job<'a> {
+    pub fn job<'a>(&'a self, weight: Operand<'a>) -> Job<'a> {
         assert_eq!(self.coding, weight.coding, "the order of a product's inputs");
         Job {
-            matrix: &weight.matrix,
+            matrix: weight.matrix,
             coding: weight.coding,
             x: &self.values,
             n: self.n,
@@ -75,13 +75,13 @@ impl Packed {
 }
 
 /// x [n, I] · weightᵀ [I, O] → [n, O].
-pub fn matmul(isa: Isa, weight: &Weight, x: &Rows) -> Rows {
+pub fn matmul(isa: Isa, weight: Operand<'_>, x: &Rows) -> Rows {
     assert_eq!(x.width, weight.matrix.columns, "inputs of a product");
     packed_matmul(isa, weight, &Packed::new(x, weight.coding))
 }
 
 /// The same for rows that are in the order of the weight's coding.
-pub fn packed_matmul(isa: Isa, weight: &Weight, x: &Packed) -> Rows {
+pub fn packed_matmul(isa: Isa, weight: Operand<'_>, x: &Packed) -> Rows {
     let (n, features) = (x.n, weight.matrix.rows);
     if n == 0 || features == 0 {
         return Rows { width: features, values: Vec::new() };
@@ -110,7 +110,7 @@ pub fn packed_matmul(isa: Isa, weight: &Weight, x: &Packed) -> Rows {
 }
 
 /// What the output head says after each row of x [n, I]; `asked [n]`.
-pub fn predict(isa: Isa, head: &Weight, x: &Rows, asked: &[Option<u32>]) -> Vec<Prediction> {
+pub fn predict(isa: Isa, head: Operand<'_>, x: &Rows, asked: &[Option<u32>]) -> Vec<Prediction> {
     assert_eq!(x.count(), asked.len(), "rows and asked ids");
     let mut predictions = Vec::with_capacity(asked.len());
     for (x, asked) in x.values.chunks(HEAD_ROWS * x.width).zip(asked.chunks(HEAD_ROWS)) {

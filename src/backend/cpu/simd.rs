@@ -160,7 +160,7 @@ mod product;
 use crate::backend::Dsa;
 use crate::format::{FP8_BLOCK, Format};
 use crate::isa::Isa;
-use crate::weights::Matrix;
+use crate::weights::MatrixRef;
 
 pub(super) use attend::{Task, Terms};
 pub(super) use limits::FLOPS_PER_STEP;
@@ -245,7 +245,7 @@ pub(super) const fn order(coding: Coding) -> [u8; CHUNK] {
 #[derive(Debug)]
 pub(super) struct Job<'a> {
     /// [O, I].
-    pub matrix: &'a Matrix,
+    pub matrix: MatrixRef<'a>,
     /// Its coding.
     pub coding: Coding,
     /// Rows in [`order`], filled up with zeros: [n, lines], `stride` apart.

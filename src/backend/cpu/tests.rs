@@ -4,7 +4,6 @@ use super::*;
 use crate::backend::reference::Reference;
 use crate::backend::tolerances;
 use crate::dequantize::fp8::e4m3;
-use crate::format::Format;
 use crate::quantize::Quantizer;
 
 /// Numbers from −1 to 1, exact in f32.
@@ -56,7 +55,7 @@ fn matrix(format: Format, rows: usize, columns: usize, seed: u64) -> Matrix {
 
 fn product(backend: &Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
     let weight = backend.upload("w", matrix.clone()).unwrap();
-    linear::matmul(backend.isa, &weight, &Rows { width: matrix.columns, values: x.to_vec() }).values
+    linear::matmul(backend.isa, weight.operand(), &Rows { width: matrix.columns, values: x.to_vec() }).values
 }
 
 /// Every instruction set computes the same bits, close to the reference, for these rows of x and each of them alone.

@@ -3,14 +3,19 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{TokenOptions, devices};
+use super::{OWN_TOKENS, TokenOptions, devices};
 use crate::backend::Device;
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
+use crate::experts;
 use crate::io::available_bytes;
-use crate::model::{check_memory, plain_bytes, stored_bytes};
+use crate::model::memory::{Needs, share};
+use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
+
+/// Positions of a text of the model's own: beginnings are short.
+const OWN_POSITIONS: usize = 48 + OWN_TOKENS;
 
 /// References that were read, with their files.
 #[derive(Default)]
@@ -19,6 +24,8 @@ pub(in crate::verify) struct Prepared {
     pub(super) warnings: Vec<Found>,
     /// Bytes that the plain backend needs beside what was asked for, and that there are, if those are fewer.
     pub(super) plain_too_large: Option<(u64, u64)>,
+    /// How the CPU reads routed experts of the model, and of the source; empty where it is not asked for.
+    pub(super) cpu: Vec<experts::Options>,
 }
 
 impl Prepared {
@@ -58,7 +65,7 @@ pub(in crate::verify) fn prepare(
         let fault = |reference| Fault::new(Place::file(path), FaultKind::ReferenceAnonymous { reference });
         prepared.warnings.extend(anonymous.map(|number| (Severity::Warning, fault(number))));
     }
-    prepared.plain_too_large = fits(directory, &config, source, options)?;
+    fits(&mut prepared, directory, &config, source, options)?;
     Ok(prepared)
 }
 
@@ -86,18 +93,27 @@ fn check_ids(reference: &Reference, vocab_size: u64, path: &Path) -> Result<()> 
 
 /// Refuses what does not fit, and tells what the plain backend needs where it alone does not.
 fn fits(
+    prepared: &mut Prepared,
     directory: &Path,
     config: &Config,
     source: Option<&Path>,
     options: &TokenOptions,
-) -> Result<Option<(u64, u64)>> {
+) -> Result<()> {
     let plain = plain_bytes(config);
-    let held = |device: &Device| match device {
-        Device::Reference => plain.saturating_mul(1 + u64::from(source.is_some())),
-        Device::Cpu => stored_bytes(directory).saturating_add(source.map_or(0, stored_bytes)),
-    };
-    let needed = devices(options).iter().map(held).max().unwrap_or(0);
     let memory = options.memory.or_else(available_bytes);
-    check_memory(directory, needed, memory)?;
-    Ok(memory.filter(|&available| plain > available).map(|available| (plain, available)))
+    let devices = devices(options);
+    if devices.contains(&Device::Reference) {
+        check_memory(directory, plain.saturating_mul(1 + u64::from(source.is_some())), memory)?;
+    }
+    if devices.contains(&Device::Cpu) {
+        let longest = prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0);
+        // A text and its beginnings are never kept together with more than one other.
+        let positions = 2 * longest.max(OWN_POSITIONS) as u64;
+        let directories = std::iter::once(directory).chain(source);
+        let needs: Vec<Needs> =
+            directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
+        prepared.cpu = share(&needs, options.memory)?;
+    }
+    prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
+    Ok(())
 }

@@ -11,18 +11,18 @@ use crate::weights::Weights;
 /// A text, and what overrides `index_topk` for it.
 type Text = (Vec<u32>, Option<u64>);
 
-impl<B: Backend + Default> Level<'_, B> {
+impl<B: Backend> Level<'_, B> {
     /// How often model and source agree: a report, not a verdict, unless their weights are the same.
     pub(super) fn source(
         &mut self,
         source: &dyn Weights,
+        backend: &B,
         same_weights: bool,
         prepared: &Prepared,
         progress: &dyn Progress,
     ) {
         progress.file("running the source");
-        let backend = B::default();
-        let compared = Model::load(source, &backend).and_then(|theirs| {
+        let compared = Model::load(source, backend).and_then(|theirs| {
             let exact = same_weights && theirs.has_indexers() == self.model.has_indexers();
             Ok((self.agreement(&theirs, prepared)?, exact))
         });

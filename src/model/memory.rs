@@ -1,0 +1,237 @@
+//! Memory of models on the CPU: what must be there, and what is left for routed experts.
+//!
+//! Weights stay in memory as they are stored (halves as f32), but routed experts need not: they are read on demand, within
+//! what the rest leaves of the memory. Everything is known from config.json and headers, before any weight is read.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::CHUNK_ROWS;
+use crate::backend::cpu::Cpu;
+use crate::checkpoint::{SCALE_SUFFIX, weight_files};
+use crate::config::Config;
+use crate::error::{Fault, FaultKind, Place, Result};
+use crate::experts::{Options, slot_bytes, staging_bytes};
+use crate::header::{Header, StoredTensor};
+use crate::io::{SourceFile, available_bytes};
+use crate::isa::Isa;
+use crate::roles::Census;
+use crate::tensor::Dtype;
+
+/// Experts that must fit at least: one is computed with while the next is read.
+const LEAST_EXPERTS: u64 = 2;
+/// Bytes for what is known of a tensor: names, places, headers.
+const TENSOR_BYTES: u64 = 1 << 10;
+/// Queries that attention works on at once, at least.
+const ATTENDED_QUERIES: u64 = 2048;
+/// Rows whose logits are formed at once.
+const HEAD_ROWS: u64 = 64;
+
+/// What a model takes on the CPU, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Needs {
+    /// Where it is.
+    pub directory: PathBuf,
+    /// All weights but routed experts.
+    pub dense: u64,
+    /// What the layers work on, and what they keep of each position.
+    pub working: u64,
+    /// Routed experts, all of them.
+    pub experts: u64,
+    /// Routed experts at least, with what reading them takes.
+    pub experts_at_least: u64,
+    /// What reading them takes.
+    staging: u64,
+    /// Of `working`, what depends on texts.
+    of_texts: u64,
+}
+
+/// Codes and scales of an expert in memory, and what of it is not used as it is stored.
+#[derive(Debug, Clone, Copy, Default)]
+struct OfExpert {
+    codes: u64,
+    scales: u64,
+    staged: u64,
+}
+
+impl Needs {
+    /// What the model in a directory takes for texts of up to so many positions at once, of which up to `rows` go through
+    /// the layers together. What cannot be read is none of it: whoever opens the model refuses it.
+    pub fn of(directory: &Path, config: &Config, positions: u64, rows: u64) -> Needs {
+        let census = Census::of(config);
+        let mut needs = Needs {
+            directory: directory.to_owned(),
+            dense: 0,
+            working: working_bytes(config, positions, rows),
+            experts: 0,
+            experts_at_least: 0,
+            staging: 0,
+            of_texts: working_bytes(config, positions, rows),
+        };
+        let mut experts: BTreeMap<(u64, u64), OfExpert> = BTreeMap::new();
+        for name in weight_files(directory).unwrap_or_default() {
+            let header = SourceFile::open(&directory.join(name)).ok().and_then(|file| Header::read(&file).ok());
+            for tensor in header.iter().flat_map(|header| header.tensors()) {
+                needs.add(tensor, &census, &mut experts);
+            }
+        }
+        let slot = |expert: &OfExpert| slot_bytes(expert.codes, expert.scales);
+        needs.staging = experts.values().map(|expert| staging_bytes(expert.staged)).max().unwrap_or(0);
+        needs.experts = experts.values().map(slot).fold(0, u64::saturating_add);
+        let largest = experts.values().map(slot).max().unwrap_or(0);
+        needs.experts_at_least = needs.experts.min(LEAST_EXPERTS.saturating_mul(largest)) + needs.staging;
+        needs
+    }
+
+    /// The same for other texts.
+    pub fn with_rows(&self, config: &Config, positions: u64, rows: u64) -> Needs {
+        let of_texts = working_bytes(config, positions, rows);
+        let working = (self.working - self.of_texts).saturating_add(of_texts);
+        Needs { working, of_texts, ..self.clone() }
+    }
+
+    fn add(&mut self, tensor: &StoredTensor, census: &Census, experts: &mut BTreeMap<(u64, u64), OfExpert>) {
+        let name = tensor.name.as_str();
+        let of_codes = name.strip_suffix(".qs").or_else(|| name.strip_suffix(SCALE_SUFFIX));
+        let (is_scales, role) = (of_codes.is_some(), census.role(of_codes.unwrap_or(name)));
+        let in_memory = match (tensor.dtype, is_scales) {
+            (Dtype::BF16 | Dtype::F16, _) => tensor.bytes.saturating_mul(2),
+            (Dtype::F8_E8M0, true) => tensor.bytes.saturating_mul(4),
+            _ => tensor.bytes,
+        };
+        self.working = self.working.saturating_add(TENSOR_BYTES);
+        let expert = role.and_then(|role| role.layer.zip(role.expert));
+        let Some((layer, (expert, _))) = expert else {
+            self.dense = self.dense.saturating_add(in_memory);
+            return;
+        };
+        let of_expert = experts.entry((layer, expert)).or_default();
+        if is_scales {
+            of_expert.scales += in_memory;
+        } else {
+            of_expert.codes += in_memory;
+        }
+        if is_scales || in_memory != tensor.bytes {
+            of_expert.staged += tensor.bytes;
+        }
+    }
+
+    /// Everything but routed experts.
+    pub fn fixed(&self) -> u64 {
+        self.dense.saturating_add(self.working)
+    }
+
+    /// Routed experts, all of them, with what reading them takes.
+    fn all_experts(&self) -> u64 {
+        self.experts.saturating_add(self.staging)
+    }
+}
+
+/// Activations of as many rows as go through the layers together, and caches of all positions, which grow by doubling.
+fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
+    let (d, heads) = (config.hidden_size, config.num_attention_heads);
+    let (q, values) = (heads * config.qk_head_dim(), heads * config.v_head_dim);
+    let inner =
+        config.intermediate_size.max(config.moe_intermediate_size.saturating_mul(config.n_shared_experts.max(1)));
+    let rows = positions.min(rows);
+    let of_row = [(d, 24), (q, 4), (values, 5), (inner, 8)].iter().map(|(width, times)| width * times).sum::<u64>();
+    let kv = config.kv_lora_rank + config.qk_rope_head_dim;
+    let layers = config.num_hidden_layers + 1;
+    let of_position = 2 * layers * (kv + config.index_head_dim);
+    let of_head =
+        (config.qk_head_dim() + config.v_head_dim) * config.kv_lora_rank * rayon::current_num_threads() as u64;
+    // Queries of cached rows and what they find there, of some heads at a time.
+    let attended = ATTENDED_QUERIES.max(rows) * (kv + 4 * config.kv_lora_rank);
+    let logits = 3 * HEAD_ROWS.min(rows) * config.vocab_size;
+    [rows.saturating_mul(of_row), positions.saturating_mul(of_position), of_head, attended, logits]
+        .into_iter()
+        .fold(0, u64::saturating_add)
+        .saturating_mul(4)
+}
+
+/// How models that are held at the same time read their routed experts within `memory` bytes, by default within what is
+/// available but for an eighth. Experts that all fit stay; what does not suffice for the rest and for two experts of each
+/// is [`FaultKind::MemoryTooSmall`].
+pub fn share(models: &[Needs], memory: Option<u64>) -> Result<Vec<Options>> {
+    let Some(available) = memory.or_else(|| available_bytes().map(|bytes| bytes / 8 * 7)) else {
+        return Ok(models.iter().map(|_| Options { direct: false, ..Options::within(u64::MAX) }).collect());
+    };
+    let sum = |of: fn(&Needs) -> u64| models.iter().map(of).fold(0, u64::saturating_add);
+    let (fixed, least, all) = (sum(Needs::fixed), sum(|needs| needs.experts_at_least), sum(Needs::all_experts));
+    let Some(over) = available.checked_sub(fixed.saturating_add(least)) else {
+        let directory = models.first().map(|needs| needs.directory.clone()).unwrap_or_default();
+        return Err(Fault::new(Place::file(directory), FaultKind::MemoryTooSmall { fixed, experts: least, available }));
+    };
+    let options = |needs: &Needs| {
+        let more = needs.all_experts() - needs.experts_at_least;
+        // What is over is shared by what each could make use of.
+        let share = match all - least {
+            0 => 0,
+            all_more => (u128::from(over) * u128::from(more) / u128::from(all_more)) as u64,
+        };
+        Options { direct: share < more, ..Options::within(needs.experts_at_least + share.min(more)) }
+    };
+    Ok(models.iter().map(options).collect())
+}
+
+/// A CPU for a model within `memory` bytes: see [`share`]. `positions` are those of all texts that are kept at the same time.
+pub fn cpu(directory: &Path, config: &Config, positions: u64, memory: Option<u64>) -> Result<Cpu> {
+    let options = share(&[Needs::of(directory, config, positions, CHUNK_ROWS as u64)], memory)?;
+    Ok(Cpu::with_experts(Isa::detect(), options[0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needs(fixed: u64, experts: u64, experts_at_least: u64) -> Needs {
+        let directory = PathBuf::from("m");
+        Needs {
+            directory,
+            dense: fixed - 3,
+            working: 3,
+            experts: experts - 10,
+            experts_at_least,
+            staging: 10,
+            of_texts: 0,
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_shared() {
+        let models = [needs(100, 1010, 30), needs(200, 110, 30)];
+        let budgets = |memory| -> Vec<(u64, bool)> {
+            let options = share(&models, Some(memory)).unwrap();
+            options.iter().map(|options| (options.budget_bytes, options.direct)).collect()
+        };
+        assert_eq!(budgets(360), [(30, true), (30, true)]);
+        assert_eq!(budgets(360 + 106), [(30 + 98, true), (30 + 8, true)]);
+        assert_eq!(budgets(1420), [(1010, false), (110, false)]);
+        assert_eq!(budgets(u64::MAX), [(1010, false), (110, false)]);
+        for memory in 360..1420 {
+            let used: u64 = budgets(memory).iter().map(|(budget, _)| budget).sum();
+            assert!(used + 300 <= memory && used + 302 >= memory, "{memory}");
+        }
+        let message = share(&models, Some(359)).unwrap_err().to_string();
+        let expected = "m: at least 360 bytes of memory are needed: 60 for routed experts, one after the other, and 300 for \
+                        all else; there are 359";
+        assert_eq!(message, expected);
+    }
+
+    #[test]
+    fn needs_are_those_of_the_headers() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
+        let config = Config::read(&directory).unwrap();
+        let few = Needs::of(&directory, &config, 10, 512);
+        let many = Needs::of(&directory, &config, 100_000, 512);
+        assert_eq!(few.with_rows(&config, 100_000, 512), many);
+        assert_eq!((few.dense, few.experts), (many.dense, many.experts));
+        assert!(few.working < many.working && few.experts_at_least < few.experts);
+        let stored: u64 = weight_files(&directory)
+            .unwrap()
+            .iter()
+            .map(|name| SourceFile::open(&directory.join(name)).unwrap().bytes())
+            .sum();
+        assert!((few.dense + few.experts) > stored / 2 && few.experts > few.dense / 4, "{few:?} of {stored}");
+    }
+}

@@ -1,0 +1,81 @@
+//! How many tokens go through the layers together, and what memory routed experts get.
+
+use std::path::Path;
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::experts;
+use crate::limits;
+use crate::model::memory::{Needs, share};
+
+/// What a run on the CPU does with its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Tokens that go through the layers together.
+    pub(super) rows: usize,
+    /// How experts are read, of all models together.
+    pub(super) experts: experts::Options,
+}
+
+/// The plan for models that run side by side, for texts of at most `longest` tokens.
+///
+/// Where all experts stay in memory more rows gain nothing. Where they come from the disk they are read once for all rows
+/// that go through together, so there are as many as leave experts half of what fewer would.
+pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64>) -> Result<Plan> {
+    let few = limits::BATCH_ROWS;
+    let positions = |rows: usize| (limits::WAITING_BATCHES * rows) as u64 + longest;
+    let fewest: Vec<Needs> =
+        models.iter().map(|(path, config)| Needs::of(path, config, positions(few), few as u64)).collect();
+    let least = joined(&share(&fewest, memory)?);
+    let mut plan = Plan { rows: few, experts: least };
+    let mut rows = 2 * few;
+    while least.direct && rows <= limits::MAX_BATCH_ROWS {
+        let needs: Vec<Needs> = fewest
+            .iter()
+            .zip(models)
+            .map(|(needs, (_, config))| needs.with_rows(config, positions(rows), rows as u64))
+            .collect();
+        match share(&needs, memory).map(|options| joined(&options)) {
+            Ok(experts) if experts.budget_bytes >= least.budget_bytes / 2 => plan = Plan { rows, experts },
+            _ => break,
+        }
+        rows *= 2;
+    }
+    Ok(plan)
+}
+
+/// Models on one backend share its experts' memory.
+fn joined(options: &[experts::Options]) -> experts::Options {
+    let budget = options.iter().map(|options| options.budget_bytes).fold(0, u64::saturating_add);
+    experts::Options { direct: options.iter().any(|options| options.direct), ..experts::Options::within(budget) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_rows_where_experts_come_from_the_disk() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/nano");
+        let config = Config::read(&directory).unwrap();
+        let one = [(directory.as_path(), &config)];
+        let of = |memory: u64| plan(&one, 100, Some(memory)).unwrap();
+        let all = of(1 << 30);
+        assert_eq!((all.rows, all.experts.direct), (limits::BATCH_ROWS, false));
+        let needs = Needs::of(&directory, &config, 4 * 512 + 100, 512);
+        let least = needs.fixed() + needs.experts_at_least;
+        assert_eq!(of(least).rows, limits::BATCH_ROWS);
+        assert_eq!(of(least).experts.budget_bytes, needs.experts_at_least);
+        assert!(plan(&one, 100, Some(least - 1)).is_err());
+        // What more rows take is taken from the experts, but no more than half of it.
+        for memory in (least..least + needs.experts).step_by(needs.experts as usize / 64) {
+            let plan = of(memory);
+            let fewest = share(std::slice::from_ref(&needs), Some(memory)).unwrap()[0];
+            assert!(plan.experts.budget_bytes >= fewest.budget_bytes / 2);
+            let takes = needs.with_rows(&config, (4 * plan.rows + 100) as u64, plan.rows as u64);
+            assert!(takes.fixed() + plan.experts.budget_bytes <= memory, "{memory} {plan:?}");
+        }
+        // Two models need twice as much.
+        assert!(plan(&[one[0], one[0]], 100, Some(least)).is_err());
+    }
+}
