@@ -8,8 +8,11 @@ mod convert;
 mod diff;
 mod generate;
 mod inspect;
+mod pipeline;
 mod progress;
+mod publish;
 mod score;
+mod shell;
 mod size;
 mod text;
 mod verify;
@@ -25,9 +28,12 @@ use crate::error::{Fault, FaultKind, Faults, Place};
 use crate::limits;
 use crate::report::{Finding, Refusal, Severity};
 
+/// Version and commit.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("COLICONV_COMMIT"), ")");
+
 /// Converts, inspects and verifies colibri containers of GLM-5.2.
 #[derive(Debug, Parser)]
-#[command(name = "coliconv", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "coliconv", version = VERSION, max_term_width = 100, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -47,11 +53,22 @@ enum Command {
     Generate(Box<generate::Arguments>),
     /// Score tasks and texts, and compare with the source
     Score(Box<score::Arguments>),
+    /// Check that a container may be published, and prepare its upload; nothing goes to the network
+    Publish(publish::Arguments),
+    /// Convert, verify, score and publish, as a file says; goes on where an earlier run stopped
+    Pipeline(pipeline::Arguments),
     /// Measure how fast this machine does the work
     Bench(bench::Arguments),
+    /// Print what lets a shell complete commands and flags
+    Completions(shell::Completions),
+    /// Write the manual pages
+    Man(shell::Manual),
     #[command(flatten)]
     Later(Later),
 }
+
+/// What help says of commands that are planned.
+const PLANNED: &str = "Not available in this version";
 
 /// Commands that are planned: refused by name until they are there.
 #[derive(Debug, Subcommand)]
@@ -60,10 +77,6 @@ enum Later {
     Repair(Anything),
     /// Not available in this version
     Repack(Anything),
-    /// Not available in this version
-    Publish(Anything),
-    /// Not available in this version
-    Pipeline(Anything),
     /// Not available in this version
     Devices(Anything),
 }
@@ -81,8 +94,6 @@ impl Later {
         match self {
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
-            Later::Publish(_) => "`coliconv publish`",
-            Later::Pipeline(_) => "`coliconv pipeline`",
             Later::Devices(_) => "`coliconv devices`",
         }
     }
@@ -112,7 +123,13 @@ pub fn main() -> ExitCode {
         Command::Verify(arguments) => ended(arguments.talk, verify::run(&arguments)),
         Command::Generate(arguments) => ended(arguments.talk, generate::run(&arguments)),
         Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
+        Command::Publish(arguments) => ended(arguments.talk, publish::run(&arguments)),
+        Command::Pipeline(arguments) => ended(arguments.talk, pipeline::run(&arguments)),
         Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
+        Command::Completions(arguments) => shell::completions(&arguments, Cli::command()),
+        Command::Man(arguments) => {
+            shell::manual(&arguments, Cli::command()).unwrap_or_else(|faults| refuse(&faults, false))
+        }
         Command::Later(later) => refuse(&not_available(later.name()).into(), false),
     }
 }

@@ -239,6 +239,11 @@ impl Job {
         &self.warnings
     }
 
+    /// Directory of the source.
+    pub fn source(&self) -> &Path {
+        &self.source.directory
+    }
+
     /// Directory of the container.
     pub fn container(&self) -> &Path {
         &self.destination.directory

@@ -105,3 +105,11 @@ pub const MAX_TEMPLATE_STEPS: u64 = 1 << 20;
 pub const MAX_DRAFTS: usize = 16;
 /// Most parts of a run.
 pub const MAX_PARTS: usize = 1 << 16;
+/// Largest file that the Hub keeps in git itself, in bytes; larger ones go to LFS or Xet.
+pub const MAX_GIT_BYTES: u64 = 10 << 20;
+/// Largest file that the Hub takes, in bytes.
+pub const MAX_HUB_FILE_BYTES: u64 = 50_000_000_000;
+/// Largest listing of a repository that is read, in bytes.
+pub const MAX_LISTING_BYTES: u64 = 256 << 20;
+/// Largest report that is read, in bytes.
+pub const MAX_REPORT_BYTES: u64 = 1 << 30;

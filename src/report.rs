@@ -5,6 +5,8 @@ mod diff;
 mod experts;
 mod generate;
 pub mod inspect;
+mod pipeline;
+mod publish;
 mod score;
 mod verify;
 
@@ -15,14 +17,16 @@ pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
 pub use self::experts::Experts;
 pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
+pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepStatus};
+pub use self::publish::{PublishDocument, PublishFile, PublishListing, PublishReport, PublishStep, Storage};
 pub use self::score::{
     ScoreBaseline, ScoreCheck, ScoreCompared, ScoreDocument, ScoreDrafts, ScoreExcluded, ScoreFlipped, ScoreInput,
     ScoreKlPositions, ScorePaired, ScoreProbe, ScoreProbes, ScoreReport, ScoreRequest, ScoreShares, ScoreTask,
     ScoreTaskDifference, ScoreText, ScoreTextDifference,
 };
 pub use self::verify::{
-    CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyGpu, VerifyGreedy,
-    VerifyReport, VerifyTeacherForced, VerifyTokens,
+    CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile, VerifyGpu,
+    VerifyGreedy, VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
 pub use crate::error::Severity;
 use crate::error::{Fault, FaultKind, escaped, escaped_whole};

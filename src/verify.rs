@@ -15,16 +15,18 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoint;
+use crate::container::manifest::FileRecord;
 use crate::container::reader::{Container, Found, StoredWeight, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place, Severity};
 use crate::format::Format;
 use crate::progress::Progress;
-use crate::report::{CheckStatus, Finding, Verdict, VerifyCheck, VerifyReport};
+use crate::report::{CheckStatus, Finding, Verdict, VerifyCheck, VerifyFile, VerifyReport};
+use crate::score::identity::model_sha256_of;
 use crate::threads;
 use crate::weights::{ModelKind, Weights};
 use weights::Opened;
 
-pub use tokens::TokenOptions;
+pub use tokens::{OWN_REFERENCE, TokenOptions};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +74,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
     let prepare = || tokens::prepare(path, options.source.as_deref(), &options.tokens);
     let prepared = (options.level == Level::Tokens).then(prepare).transpose()?;
     let pool = threads::pool(options.threads, path)?;
-    let Levels { mut stages, source, model, same_weights } = match kind {
+    let Levels { mut stages, source, model, same_weights, hashed } = match kind {
         ModelKind::Checkpoint => checkpoint::levels(path, options, &pool, progress)?,
         ModelKind::Container => container(path, options, &pool, progress)?,
     };
@@ -95,6 +97,11 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
         kind: kind.name().to_owned(),
         level: options.level.name().to_owned(),
         source: source.map(|(path, _)| path.to_string_lossy().into_owned()),
+        model_sha256: (!hashed.is_empty()).then(|| model_sha256_of(&hashed)),
+        files: hashed
+            .into_iter()
+            .map(|FileRecord { name, bytes, sha256 }| VerifyFile { name, bytes, sha256 })
+            .collect(),
         verdict: if failed { Verdict::Fail } else { Verdict::Pass },
         checks: Vec::new(),
         tokens: computed.tokens,
@@ -147,6 +154,8 @@ struct Levels<'a> {
     model: Option<Box<dyn Weights>>,
     /// Whether the model holds the source's values themselves.
     same_weights: bool,
+    /// The files of a manifest, where all of them were hashed and found to be as it says.
+    hashed: Vec<FileRecord>,
 }
 
 /// The levels of a container.
@@ -162,8 +171,10 @@ fn container<'a>(
     let source = options.source.as_deref().filter(|_| options.level >= Level::Weights);
     let sound = !stages[0].failed();
     let opened: Option<Opened> = source.map(|source| weights::open_source(&survey, source, sound)).transpose()?;
+    let mut hashed = Vec::new();
     if options.level >= Level::Payload {
         stages.push(pool.install(|| payload::of_container(&survey, progress)));
+        hashed = as_recorded(&survey, &stages);
     }
     let mut compared = None;
     match opened {
@@ -178,7 +189,19 @@ fn container<'a>(
     let exact = |weight: &StoredWeight| matches!(weight.format, Some(Format::F32 | Format::Fp8E4m3B128));
     let same_weights = survey.weights.values().all(exact);
     let model = if sound { Some(Box::new(Container::from_survey(survey)?) as Box<dyn Weights>) } else { None };
-    Ok(Levels { stages, source: compared, model, same_weights })
+    Ok(Levels { stages, source: compared, model, same_weights, hashed })
+}
+
+/// The files of the manifest, sorted, if they are there and their hashes are those that it gives.
+fn as_recorded(survey: &Survey, stages: &[Stage]) -> Vec<FileRecord> {
+    let mut checks = stages.iter().flat_map(|stage| &stage.checks);
+    let good = |name| checks.any(|check| check.name == name && check.status == CheckStatus::Pass);
+    let Some(manifest) = survey.manifest.as_ref().filter(|_| ["manifest", "checksums"].into_iter().all(good)) else {
+        return Vec::new();
+    };
+    let mut files: Vec<FileRecord> = manifest.files.iter().chain(&manifest.small_files).cloned().collect();
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files
 }
 
 /// What one level found.

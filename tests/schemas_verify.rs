@@ -2,7 +2,12 @@
 
 use std::path::Path;
 
-use coliconv::report::{BenchDocument, DiffDocument, GenerateDocument, ScoreDocument, VerifyDocument};
+use coliconv::pipeline::Settings;
+use coliconv::publish::plan::UploadPlan;
+use coliconv::publish::policy::Policy;
+use coliconv::report::{
+    BenchDocument, DiffDocument, GenerateDocument, PipelineDocument, PublishDocument, ScoreDocument, VerifyDocument,
+};
 use schemars::{JsonSchema, schema_for};
 
 fn check<T: JsonSchema>(name: &str) {
@@ -23,4 +28,9 @@ fn schemas_are_those_of_the_reports() {
     check::<ScoreDocument>("score");
     check::<VerifyDocument>("verify");
     check::<BenchDocument>("bench");
+    check::<PublishDocument>("publish");
+    check::<Policy>("policy");
+    check::<UploadPlan>("upload-plan");
+    check::<PipelineDocument>("pipeline");
+    check::<Settings>("pipeline-file");
 }

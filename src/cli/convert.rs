@@ -1,6 +1,6 @@
 //! `coliconv convert`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -244,14 +244,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if arguments.dry_run {
         warn(job.warnings());
         let report = job.dry_report();
-        let code = if json { print_json(&report) } else { print(&plan_text(arguments, &job)) };
+        let code =
+            if json { print_json(&report) } else { print(&plan_text(&arguments.checkpoint, arguments.part, &job)) };
         return Ok(code);
     }
     job.check_space()?;
     let verification = arguments.verify.then(|| Verification::of(&job, None)).transpose()?;
     let told = job.warnings().len();
     warn(job.warnings());
-    let plan = plan_text(arguments, &job);
+    let plan = plan_text(&arguments.checkpoint, arguments.part, &job);
     if !json {
         print(&plan);
     } else if !quiet {
@@ -274,7 +275,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
 }
 
 /// The plan as a table with totals, and what it needs of the disk.
-fn plan_text(arguments: &Arguments, job: &Job) -> String {
+pub(super) fn plan_text(checkpoint: &Path, part: Option<Part>, job: &Job) -> String {
     let plan = job.plan();
     let mut rows: Vec<Vec<String>> = plan
         .classes
@@ -292,8 +293,8 @@ fn plan_text(arguments: &Arguments, job: &Job) -> String {
     let header = ["class", "format", "tensors", "source bytes", "output bytes"];
     let mut out = format!(
         "{} → {}\n\n{}\n",
-        escaped(&arguments.checkpoint.to_string_lossy()),
-        escaped(&arguments.container.to_string_lossy()),
+        escaped(&checkpoint.to_string_lossy()),
+        escaped(&job.container().to_string_lossy()),
         text::table(&header, &header[2..], rows)
     );
     let finished = match job.finished_files() {
@@ -301,7 +302,7 @@ fn plan_text(arguments: &Arguments, job: &Job) -> String {
         n => format!(", {n} of them finished by an earlier run"),
     };
     let (files, bytes) = (plan.mine().count(), plan.output_bytes);
-    if let Some(part) = arguments.part {
+    if let Some(part) = part {
         out += &format!("part {part}: {files} of the {} files\n", plan.files.len());
     }
     out += &format!("{files} files with headers: {} bytes ({}){finished}\n", size::grouped(bytes), size::human(bytes));

@@ -358,7 +358,7 @@ fn differences_text(baseline: &ScoreBaseline) -> String {
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Shows rows done and tokens per second on stderr.
-struct Meter {
+pub(super) struct Meter {
     bar: Option<ProgressBar>,
     lines: bool,
     rows: AtomicU64,
@@ -367,7 +367,7 @@ struct Meter {
 }
 
 impl Meter {
-    fn new(quiet: bool) -> Meter {
+    pub(super) fn new(quiet: bool) -> Meter {
         use std::io::IsTerminal;
         let terminal = std::io::stderr().is_terminal();
         let bar = (!quiet && terminal).then(|| {

@@ -16,6 +16,14 @@ use crate::tensor::{Shape, TensorName};
 
 /// Name of the file.
 pub const MANIFEST_FILE: &str = "coliconv.manifest.json";
+/// Name of the model card, which `publish` writes.
+pub const CARD_FILE: &str = "README.md";
+/// The line by which a card is known to be this program's.
+pub const CARD_MARK: &str = "<!-- This card is made by `coliconv publish`, which refuses changes of it. -->";
+/// Name of the source's card beside it.
+pub const SOURCE_CARD_FILE: &str = "README.source.md";
+/// Name of the list of checksums, which `publish` writes: of every file but itself.
+pub const SUMS_FILE: &str = "SHA256SUMS";
 /// Version of its structure.
 pub const MANIFEST_VERSION: u64 = 1;
 /// Name of the checksum of tensors: XXH3 with 64 bits, 16 hexadecimal digits.
@@ -119,6 +127,12 @@ impl Manifest {
     pub fn to_bytes(&self) -> Vec<u8> {
         json_text(self)
     }
+}
+
+/// Whether a README.md is a card that `publish` wrote.
+pub fn is_model_card(text: &[u8]) -> bool {
+    // Behind the YAML, so not far from the start.
+    text.windows(CARD_MARK.len()).take(64 << 10).any(|window| window == CARD_MARK.as_bytes())
 }
 
 /// Parses JSON that carries its `version`; another version is told apart from damage.

@@ -39,6 +39,8 @@ pub struct Destination {
     pub kept_tensors: BTreeMap<TensorName, TensorRecord>,
     /// The small files to carry along.
     pub small: Vec<SmallFile>,
+    /// The model card, where the container was published before: it stays.
+    pub card: Option<FileRecord>,
     /// What is odd about the small files.
     pub warnings: Vec<Fault>,
 }
@@ -61,7 +63,8 @@ impl Destination {
         earlier: Earlier,
     ) -> Result<Destination, Faults> {
         let mut warnings = Vec::new();
-        let small = small::list(&source.directory, container, options.bare, &mut warnings)?;
+        let mut small = small::list(&source.directory, container, options.bare, &mut warnings)?;
+        let card = earlier.manifest.as_ref().and_then(|manifest| small::beside_card(&mut small, manifest, container));
         if options.follow.is_some() {
             // The rest may still be on its way.
             warnings.retain(|fault: &Fault| !matches!(*fault.kind, FaultKind::SmallFileMissing { .. }));
@@ -85,6 +88,7 @@ impl Destination {
             recipe: options.settings.clone(),
             kept_tensors: BTreeMap::new(),
             small,
+            card,
             warnings,
         };
         if container.exists() {
@@ -152,6 +156,9 @@ impl Destination {
     pub fn list_small(&mut self, source: &Checkpoint, plan: &Plan, bare: bool) -> Result<Vec<Fault>, Faults> {
         let mut warnings = Vec::new();
         self.small = small::list(&source.directory, &self.directory, bare, &mut warnings)?;
+        if let Some(manifest) = Manifest::read(&self.directory)? {
+            self.card = small::beside_card(&mut self.small, &manifest, &self.directory);
+        }
         self.check_small(plan)?;
         Ok(warnings)
     }

@@ -61,6 +61,7 @@ pub(super) fn finish(
     let index = index_text(&tensors);
     write_unless_same(&directory.join(INDEX_FILE), &index)?;
     small_files.push(small_record(INDEX_FILE, &index));
+    small_files.extend(job.destination.card.clone());
     small_files.sort_by(|a, b| a.name.cmp(&b.name));
     let manifest = Manifest {
         version: MANIFEST_VERSION,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::INDEX_FILE;
 use crate::checkpoint::arrival::{CHECKSUM_LISTS, UNFINISHED_SUFFIXES};
 use crate::config::{CONFIG_FILE, NEEDED_SMALL_FILES};
-use crate::container::manifest::MANIFEST_FILE;
+use crate::container::manifest::{CARD_FILE, FileRecord, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, is_model_card};
 use crate::error::{Fault, FaultKind, Place, Result, escaped};
 use crate::io::{SourceFile, TEMPORARY_SUFFIX, read_small};
 use crate::json::Object;
@@ -83,6 +83,22 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
         }
     }
     Ok(files)
+}
+
+/// In a container that was published the source's card has the name [`SOURCE_CARD_FILE`], for README.md is another card:
+/// the record of that one.
+pub fn beside_card(small: &mut [SmallFile], manifest: &Manifest, container: &Path) -> Option<FileRecord> {
+    let recorded = |name: &str| manifest.small_files.iter().find(|record| record.name == name);
+    let card = recorded(CARD_FILE)?;
+    let published = || fs::read(container.join(CARD_FILE)).is_ok_and(|text| is_model_card(&text));
+    if recorded(SOURCE_CARD_FILE).is_none() && !published() {
+        return None;
+    }
+    if let Some(source) = small.iter_mut().find(|file| file.name == CARD_FILE) {
+        source.name = SOURCE_CARD_FILE.to_owned();
+        source.present = container.join(SOURCE_CARD_FILE).exists();
+    }
+    Some(card.clone())
 }
 
 /// Whether files of this name are carried along.

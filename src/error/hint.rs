@@ -269,6 +269,47 @@ fn score_hint(kind: &FaultKind) -> Option<String> {
             "save it as UTF-8 without a byte order mark, for one with `sed '1s/^\\xEF\\xBB\\xBF//' FILE`".into()
         }
         K::InputArray => "make it JSON lines, for one with `jq -c '.[]' FILE`".into(),
+        kind => return publish_hint(kind),
+    };
+    Some(text)
+}
+
+/// The hint for a fault of publishing.
+fn publish_hint(kind: &FaultKind) -> Option<String> {
+    use FaultKind as K;
+    let text = match kind {
+        K::PolicySyntax { .. } => "schemas/policy.schema.json lists the keys; what is left out has its default".into(),
+        K::PipelineSyntax { .. } => "schemas/pipeline-file.schema.json lists the keys".into(),
+        K::InputAbsent => "paths of a pipeline are relative to its file".into(),
+        K::NotAReport { .. } => {
+            "give what `coliconv verify --report FILE` or `coliconv score --out DIR` (score.json) wrote".into()
+        }
+        K::EvidenceMissing { command, .. } | K::ReportUnbound { command } => format!("run `{command}`"),
+        K::NotOfContainer => "move it out of the directory".into(),
+        K::ReportOfOtherBytes { .. } => {
+            "the container was changed after the report was made: make the report again".into()
+        }
+        K::ReportOfPart { .. } => "join the parts with `coliconv score --finish`".into(),
+        K::ReportSaysNo => "the report itself says what is wrong".into(),
+        K::DeviceNotUsed { .. } => "verify where the device works, or leave it out of --device".into(),
+        K::PolicyMissed { .. } => "make the container anew with more bits, or ask for less in --policy".into(),
+        K::CardChanged { .. } => {
+            "remove README.md and publish again; words of your own go into `card.notes` of the policy".into()
+        }
+        K::CardSyntax { .. } => {
+            "correct it in the source and convert again, or leave it: only its text is kept then".into()
+        }
+        K::LicenseUnknown => "add the source's LICENSE or card to the checkpoint before converting".into(),
+        K::BaseModelUnknown => "set `card.base_model` in a --policy file to ORG/NAME of the source".into(),
+        K::TooLargeForHub { .. } => "convert from a checkpoint in smaller shards".into(),
+        K::ListingSyntax { .. } => {
+            "give what https://huggingface.co/api/models/ORG/NAME/tree/main?recursive=true answers, or a JSON list of \
+             huggingface_hub's RepoFile fields"
+                .into()
+        }
+        K::ListingSize { .. } | K::ListingHash { .. } => "upload the file again".into(),
+        K::ListingMissing => "upload the file; should many be missing, the listing may be its first page alone".into(),
+        K::ListingExtra => "delete it from the repository: nobody has verified it".into(),
         _ => return None,
     };
     Some(text)

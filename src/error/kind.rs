@@ -588,6 +588,61 @@ pub enum FaultKind {
     FileExists,
     #[error("the file exists and is no report of this command")]
     OtherReport,
+
+    // ---- publishing --------------------------------------------------------------------------------------------
+    #[error("the pipeline does not parse: {}", escaped_message(message))]
+    PipelineSyntax { message: String },
+    #[error("there is no such file")]
+    InputAbsent,
+    #[error("the policy does not parse: {}", escaped_message(message))]
+    PolicySyntax { message: String },
+    #[error(
+        "the file is no report of `coliconv verify` or `coliconv score` of this version: {}",
+        escaped_message(message)
+    )]
+    NotAReport { message: String },
+    #[error("{what} is missing")]
+    EvidenceMissing { what: &'static str, command: String },
+    #[error("the manifest does not name this, and an upload would take it along")]
+    NotOfContainer,
+    #[error("the report does not say which bytes it is about")]
+    ReportUnbound { command: String },
+    #[error("the report is of other bytes: {} was {}, now it is {}", escaped(what), escaped(found), escaped(expected))]
+    ReportOfOtherBytes { what: String, expected: String, found: String },
+    #[error("the report is of part {} of the rows alone", escaped(part))]
+    ReportOfPart { part: String },
+    #[error("the verdict of this report is fail")]
+    ReportSaysNo,
+    #[error("{device} was asked for, but the {} backend computed in its place", escaped(backend))]
+    DeviceNotUsed { device: String, backend: String },
+    #[error("{} is {}, the policy asks for {}", escaped(what), escaped(found), escaped(expected))]
+    PolicyMissed { what: String, expected: String, found: String },
+    #[error("the model card has been changed: its SHA-256 is {found}, the manifest says {expected}")]
+    CardChanged { expected: String, found: String },
+    #[error("the YAML at the top of the card does not parse: {}", escaped_message(message))]
+    CardSyntax { message: String },
+    #[error("the card is missing, so what it says of the licence and the base model is not known")]
+    CardMissing,
+    #[error("no licence is known: there is neither a card with `license` nor a file LICENSE")]
+    LicenseUnknown,
+    #[error("the model that this one was made from is not known by its name on the Hub")]
+    BaseModelUnknown,
+    #[error("the file has {found} bytes; the Hub takes at most {limit}")]
+    TooLargeForHub { limit: u64, found: u64 },
+    #[error("the listing does not parse: {}", escaped_message(message))]
+    ListingSyntax { message: String },
+    #[error("the repository has {found} bytes of this file, the container {expected}")]
+    ListingSize { expected: u64, found: u64 },
+    #[error("the {what} is {} in the repository, {expected} in the container", escaped(found))]
+    ListingHash { what: &'static str, expected: String, found: String },
+    #[error("the listing gives neither a SHA-256 nor a git blob id")]
+    ListingNoHash,
+    #[error("the listing names the file twice")]
+    ListingTwice,
+    #[error("the repository does not have this file")]
+    ListingMissing,
+    #[error("the repository has this file, the container does not")]
+    ListingExtra,
 }
 
 impl FaultKind {

@@ -18,6 +18,13 @@ pub struct VerifyReport {
     /// The checkpoint that the weights were compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// SHA-256 over names and hashes of weight files and config.json, as `score` has it; from the level payload on, where
+    /// every file is as the manifest says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_sha256: Option<String>,
+    /// The files that were hashed, all as the manifest says, by name; the verdict is about these bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<VerifyFile>,
     /// `pass` when no check failed.
     pub verdict: Verdict,
     /// What was checked, in order.
@@ -35,6 +42,17 @@ pub struct VerifyReport {
     pub bytes_read: u64,
     /// Duration.
     pub seconds: f64,
+}
+
+/// A file of [`VerifyReport`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyFile {
+    /// File name.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// SHA-256, hexadecimal.
+    pub sha256: String,
 }
 
 /// The answer.

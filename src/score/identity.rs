@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::checkpoint::weight_files;
 use crate::config::CONFIG_FILE;
-use crate::container::manifest::{Manifest, hex};
+use crate::container::manifest::{FileRecord, Manifest, hex};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::limits;
 use crate::model::tokenizer::TOKENIZER_FILE;
@@ -40,13 +40,26 @@ impl Identity {
             (expected != found).then(|| Fault::new(Place::file(directory.join(name)), kind))
         };
         Faults::check(hashes.iter().filter_map(changed).collect())?;
-        let mut all = Sha256::new();
-        for (name, hash) in &hashes {
-            all.update(format!("{hash}  {name}\n"));
-        }
+        let model_sha256 = model_sha256(hashes.iter().map(|(name, hash)| (name.as_str(), hash.as_str())));
         let tokenizer_sha256 = sha256_of(&directory.join(TOKENIZER_FILE))?;
-        Ok(Identity { model_sha256: hex(&all.finalize()), tokenizer_sha256 })
+        Ok(Identity { model_sha256, tokenizer_sha256 })
     }
+}
+
+/// SHA-256 over the lines `hash  name` of weight files and config.json, which are given in the order of their names.
+pub fn model_sha256<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut all = Sha256::new();
+    files.for_each(|(name, hash)| all.update(format!("{hash}  {name}\n")));
+    hex(&all.finalize())
+}
+
+/// The same of records that may hold other files, too, in any order.
+pub fn model_sha256_of(records: &[FileRecord]) -> String {
+    let of_model = |name: &str| name.ends_with(".safetensors") || name == CONFIG_FILE;
+    let files = records.iter().filter(|file| of_model(&file.name)).map(|file| (&*file.name, &*file.sha256));
+    let mut files: Vec<(&str, &str)> = files.collect();
+    files.sort_unstable();
+    model_sha256(files.into_iter())
 }
 
 /// SHA-256 of a file, hexadecimal.

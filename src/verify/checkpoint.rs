@@ -47,7 +47,7 @@ pub(super) fn levels<'a>(
         });
     }
     let model = checkpoint.map(|checkpoint| Box::new(checkpoint) as Box<dyn Weights>);
-    Ok(Levels { stages, source: None, model, same_weights: false })
+    Ok(Levels { stages, source: None, model, same_weights: false, hashed: Vec::new() })
 }
 
 /// Looks for values and scales that are not finite.

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{Stage, counted};
 use crate::checkpoint::{Checkpoint, INDEX_FILE};
 use crate::config::{CONFIG_FILE, Config, GENERATION_CONFIG_FILE, NEEDED_SMALL_FILES};
-use crate::container::manifest::MANIFEST_FILE;
+use crate::container::manifest::{MANIFEST_FILE, SUMS_FILE};
 use crate::container::reader::{Found, Survey};
 use crate::container::stamps::STAMP_KEY;
 use crate::error::{Fault, FaultKind, Place, Severity};
@@ -176,7 +176,8 @@ fn unlisted(survey: &Survey) -> Vec<Found> {
     let listed = |name: &str| manifest.files.iter().chain(&manifest.small_files).any(|record| record.name == name);
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name != MANIFEST_FILE && !name.starts_with('.') && !name.ends_with(".safetensors"))
+        .filter(|name| name != MANIFEST_FILE && name != SUMS_FILE)
+        .filter(|name| !name.starts_with('.') && !name.ends_with(".safetensors"))
         .filter(|name| !listed(name) && survey.directory.join(name).is_file())
         .collect();
     names.sort_unstable();

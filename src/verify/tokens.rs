@@ -24,6 +24,7 @@ use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_
 use crate::report::{Experts, VerifyAgreement, VerifyTokens};
 use crate::weights::Weights;
 
+pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
 
 pub(super) use prepare::{Prepared, prepare};

@@ -14,7 +14,7 @@ use crate::reference::{Recording, Reference, ReferenceFile, record};
 const PROMPTS: [&str; 3] = ["[gMASK]<sop>The", "[gMASK]<sop>In the beginning", "[gMASK]<sop>a kind of"];
 
 /// What the report calls references that are made here.
-const OWN: &str = "reference backend";
+pub const OWN: &str = "reference backend";
 
 /// References of one origin.
 pub(super) struct Texts {

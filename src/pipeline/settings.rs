@@ -1,0 +1,192 @@
+//! PIPELINE.json: what each step is to do. Paths are relative to the file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::backend::Device;
+use crate::error::{Fault, FaultKind, Faults, Place, Result, escaped};
+use crate::io::read_small;
+use crate::json::{Object, repeated_key, unique_map};
+use crate::limits;
+use crate::publish::check_repo_id;
+use crate::publish::policy::Policy;
+use crate::recipe::Settings as Recipe;
+
+/// A pipeline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "coliconv pipeline")]
+pub struct Settings {
+    /// Directory of the checkpoint.
+    pub checkpoint: PathBuf,
+    /// Directory of the container.
+    pub container: PathBuf,
+    /// Directory of all reports, outside of the container; made where there is none.
+    pub reports: PathBuf,
+    /// How to convert.
+    #[serde(default)]
+    pub convert: Convert,
+    /// How to verify.
+    #[serde(default)]
+    pub verify: Verify,
+    /// What to score.
+    pub score: Score,
+    /// How good it must be, and where it is to go.
+    #[serde(default)]
+    pub publish: Publish,
+    /// Threads; 0 for one per core.
+    #[serde(default)]
+    pub threads: usize,
+}
+
+/// How to convert.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Convert {
+    /// Formats, as a recipe file gives them.
+    pub recipe: Recipe,
+    /// Whether to convert the MTP head.
+    pub mtp: bool,
+    /// Whether to convert the DSA indexer.
+    pub indexer: bool,
+    /// Whether to wait for files that are still arriving.
+    pub follow: bool,
+    /// Whether to remove files of the source when nothing needs them. Then nothing can be compared with the source.
+    pub consume: bool,
+}
+
+/// How to verify.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Verify {
+    /// Whether to compare weights and tokens with the source.
+    pub source: bool,
+    /// Reference files.
+    pub references: Vec<PathBuf>,
+    /// Devices that compute; none means the CPU.
+    pub devices: Vec<String>,
+}
+
+impl Default for Verify {
+    fn default() -> Self {
+        Verify { source: true, references: Vec::new(), devices: Vec::new() }
+    }
+}
+
+/// What to score.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Score {
+    /// Tasks by name.
+    #[serde(deserialize_with = "unique_map")]
+    pub tasks: BTreeMap<String, PathBuf>,
+    /// Texts by name.
+    #[serde(deserialize_with = "unique_map")]
+    pub texts: BTreeMap<String, PathBuf>,
+    /// Most rows of each; null for all.
+    pub limit: Option<u64>,
+    /// Seed of the draw.
+    pub seed: u64,
+    /// `auto`, `none`, or what is to stand before every text; null for `auto`.
+    pub prefix: Option<String>,
+    /// Whether to let the model generate, too.
+    pub probes: bool,
+    /// Finished results of the source; null to score it in a step of its own.
+    pub baseline: Option<PathBuf>,
+}
+
+/// How good the container must be, and where it is to go.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Publish {
+    /// The repository, ORG/NAME; null for no commands.
+    pub repo_id: Option<String>,
+    /// The policy.
+    pub policy: Policy,
+}
+
+impl Settings {
+    /// Reads a pipeline file; paths become relative to the working directory.
+    pub fn read(path: &Path) -> Result<Settings, Faults> {
+        let bytes = read_small(path, limits::MAX_CONFIG_BYTES)?;
+        let mut settings = Settings::parse(path, &bytes)?;
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let mut own = vec![&mut settings.checkpoint, &mut settings.container, &mut settings.reports];
+        own.extend(settings.verify.references.iter_mut());
+        own.extend(settings.score.tasks.values_mut().chain(settings.score.texts.values_mut()));
+        own.extend(settings.score.baseline.as_mut());
+        own.into_iter().for_each(|path| *path = directory.join(&*path));
+        settings.check(path)?;
+        Ok(settings)
+    }
+
+    /// Parses the text of a pipeline; `path` is for messages only.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Settings> {
+        let fault = |message: String| Fault::new(Place::file(path), FaultKind::PipelineSyntax { message });
+        let text = std::str::from_utf8(bytes).map_err(|e| fault(e.to_string()))?;
+        // Left to itself serde would also take lists, with members by their position, and the last of two values.
+        let object = Object::parse(text).map_err(|e| fault(e.to_string()))?;
+        for key in ["convert", "verify", "score", "publish"] {
+            if let Some(value) = object.get(key) {
+                Object::parse(value.get()).map_err(|e| fault(format!("`{key}`: {e}")))?;
+            }
+        }
+        if let Some(key) = repeated_key(text) {
+            return Err(fault(format!("`{}` appears twice", escaped(&key))));
+        }
+        let settings: Settings = serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
+        // A policy has bounds of its own.
+        let policy = serde_json::to_vec(&settings.publish.policy).expect("plain data");
+        Policy::parse(path, &policy)?;
+        Ok(settings)
+    }
+
+    /// Refuses what cannot go together, before anything is done.
+    fn check(&self, path: &Path) -> Result<(), Faults> {
+        let mut faults = Vec::new();
+        let mut refuse = |place: Place, kind| faults.push(Fault::new(place, kind));
+        let exclude = |one, other, why| FaultKind::FlagsExclude { one, other, why };
+        if self.convert.consume && self.verify.source {
+            let why = "the source is gone when the container is verified";
+            refuse(Place::file(path), exclude("`convert.consume`", "`verify.source`", why));
+        }
+        if self.convert.consume && self.score.baseline.is_none() {
+            let why = "the source is gone when it is to be scored: score it before, and give the results";
+            refuse(Place::file(path), exclude("`convert.consume`", "no `score.baseline`", why));
+        }
+        if self.score.tasks.is_empty() && self.score.texts.is_empty() {
+            refuse(Place::file(path), FaultKind::NothingToScore);
+        }
+        if self.reports.starts_with(&self.container) {
+            refuse(Place::file(&self.reports), FaultKind::ResultsInModel);
+        }
+        for file in self.verify.references.iter().chain(self.score.tasks.values()).chain(self.score.texts.values()) {
+            if !file.is_file() {
+                refuse(Place::file(file), FaultKind::InputAbsent);
+            }
+        }
+        if self.score.limit == Some(0) {
+            let (flag, expected) = ("`score.limit`", "a number above 0");
+            refuse(Place::file(path), FaultKind::FlagValue { flag, expected, found: "0".to_owned() });
+        }
+        faults.extend(self.publish.repo_id.as_deref().and_then(|id| check_repo_id(id).err()));
+        faults.extend(self.devices().err());
+        Faults::check(faults)
+    }
+
+    /// The devices that verify.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        let device = |name: &String| match name.as_str() {
+            "reference" => Ok(Device::Reference),
+            "cpu" => Ok(Device::Cpu),
+            other => {
+                let (flag, expected) = ("`verify.devices`", "reference or cpu");
+                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: other.to_owned() }))
+            }
+        };
+        self.verify.devices.iter().map(device).collect()
+    }
+}

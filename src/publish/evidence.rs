@@ -1,0 +1,117 @@
+//! The reports that are to vouch for a container, and whether they are about its bytes.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::container::manifest::{CARD_FILE, FileRecord, SOURCE_CARD_FILE};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::io::read_small;
+use crate::limits;
+use crate::model::tokenizer::TOKENIZER_FILE;
+use crate::report::{ScoreReport, VerifyReport};
+use crate::score::identity::model_sha256_of;
+
+/// A report and the file that it was read from.
+#[derive(Debug, Clone)]
+pub struct Told<R> {
+    /// The file.
+    pub path: PathBuf,
+    /// The report.
+    pub report: R,
+}
+
+impl<R> Told<R> {
+    /// A fault of this report.
+    pub fn fault(&self, kind: FaultKind) -> Fault {
+        Fault::new(Place::file(&self.path), kind)
+    }
+}
+
+/// Reports of `verify` and `score`, in the order in which they were given.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    /// Reports of `verify`.
+    pub verify: Vec<Told<VerifyReport>>,
+    /// Reports of `score`.
+    pub score: Vec<Told<ScoreReport>>,
+}
+
+impl Evidence {
+    /// Reads report files; every one that is none is a fault.
+    pub fn read(paths: &[PathBuf]) -> Result<Evidence, Faults> {
+        let (mut evidence, mut faults) = (Evidence::default(), Vec::new());
+        for path in paths {
+            faults.extend(evidence.add(path).err());
+        }
+        Faults::check(faults)?;
+        Ok(evidence)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let bytes = read_small(path, limits::MAX_REPORT_BYTES)?;
+        let path = path.to_owned();
+        let value: serde_json::Value = serde_json::from_slice(&bytes)
+            .map_err(|e| Fault::new(Place::file(&path), FaultKind::JsonSyntax { message: e.to_string() }))?;
+        let no_report =
+            |e: serde_json::Error| Fault::new(Place::file(&path), FaultKind::NotAReport { message: e.to_string() });
+        // Only a report of `verify` has a level.
+        if value.get("level").is_some() {
+            let report = serde_json::from_value(value).map_err(no_report)?;
+            self.verify.push(Told { path, report });
+        } else {
+            let report = serde_json::from_value(value).map_err(no_report)?;
+            self.score.push(Told { path, report });
+        }
+        Ok(())
+    }
+
+    /// Separates the reports that are about these files from what is wrong with the others.
+    pub fn about(self, container: &Path, files: &[FileRecord], verify_command: &str) -> (Evidence, Vec<Fault>) {
+        let (mut good, mut faults) = (Evidence::default(), Vec::new());
+        for told in self.verify {
+            match other_files(&told, files, verify_command) {
+                found if found.is_empty() => good.verify.push(told),
+                found => faults.extend(found),
+            }
+        }
+        let model = model_sha256_of(files);
+        let tokenizer = files.iter().find(|file| file.name == TOKENIZER_FILE).map_or("absent", |file| &file.sha256);
+        for told in self.score {
+            let hashes = [
+                (container.to_string_lossy(), &*told.report.model_sha256, &*model),
+                (TOKENIZER_FILE.into(), &*told.report.tokenizer_sha256, tokenizer),
+            ];
+            let differing = hashes.iter().find(|(_, found, expected)| found != expected);
+            match differing.map(|(what, found, expected)| other_bytes(what, expected, found)) {
+                Some(kind) => faults.push(told.fault(kind)),
+                None => good.score.push(told),
+            }
+        }
+        (good, faults)
+    }
+}
+
+fn other_bytes(what: &str, expected: &str, found: &str) -> FaultKind {
+    FaultKind::ReportOfOtherBytes { what: what.to_owned(), expected: expected.to_owned(), found: found.to_owned() }
+}
+
+/// Files that are not those that a report of `verify` is about. Cards are text that no verification looks at.
+fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], command: &str) -> Vec<Fault> {
+    if told.report.files.is_empty() {
+        return vec![told.fault(FaultKind::ReportUnbound { command: command.to_owned() })];
+    }
+    let counts = |name: &str| name != CARD_FILE && name != SOURCE_CARD_FILE;
+    let then = told.report.files.iter().map(|file| (file.name.as_str(), file.sha256.as_str()));
+    let then: BTreeMap<&str, &str> = then.filter(|(name, _)| counts(name)).collect();
+    let now = files.iter().map(|file| (file.name.as_str(), file.sha256.as_str()));
+    let now: BTreeMap<&str, &str> = now.filter(|(name, _)| counts(name)).collect();
+    let mut names: Vec<&str> = then.keys().chain(now.keys()).copied().collect();
+    names.sort_unstable();
+    names.dedup();
+    let hash = |map: &BTreeMap<&str, &str>, name: &str| map.get(name).copied().unwrap_or("absent").to_owned();
+    let pairs = names.into_iter().map(|name| (name, hash(&now, name), hash(&then, name)));
+    pairs
+        .filter(|(_, now, then)| now != then)
+        .map(|(name, now, then)| told.fault(other_bytes(name, &now, &then)))
+        .collect()
+}

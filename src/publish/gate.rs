@@ -1,0 +1,273 @@
+//! What reports must show before a container is published.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::checks::Checks;
+use super::evidence::{Evidence, Told};
+use super::policy::{Policy, ScorePolicy, VerifyPolicy};
+use super::shell::quoted_path;
+use crate::error::{Fault, FaultKind, Place};
+use crate::report::{CheckStatus, ScoreBaseline, ScoreReport, Verdict, VerifyReport, VerifyTokens};
+use crate::verify::{Level, OWN_REFERENCE};
+
+/// The command that makes a report of `verify`.
+pub fn verify_command(container: &Path) -> String {
+    let container = quoted_path(container);
+    format!("coliconv verify {container} --source CHECKPOINT --reference REFERENCE.json --report verify.json")
+}
+
+/// The command that makes a report of `score`.
+pub fn score_command(container: &Path) -> String {
+    let container = quoted_path(container);
+    format!("coliconv score {container} --task NAME=FILE --text NAME=FILE --baseline CHECKPOINT --out scores")
+}
+
+/// Holds reports that are about the container's bytes against a policy. Adds the checks structure, payload, weights where
+/// the policy asks for them, tokens and score.
+pub fn examine(container: &Path, evidence: &Evidence, policy: &Policy, checks: &mut Checks) {
+    let (good, bad): (Vec<_>, Vec<_>) = evidence
+        .verify
+        .iter()
+        .partition(|told| told.report.verdict == Verdict::Pass && told.report.kind == "container");
+    let mut said_no: Vec<Fault> = bad.iter().map(|told| told.fault(FaultKind::ReportSaysNo)).collect();
+    let missing = |what| {
+        let kind = FaultKind::EvidenceMissing { what, command: verify_command(container) };
+        vec![Fault::new(Place::file(container), kind)]
+    };
+    let levels = [
+        (Level::Structure, true, "a verification of the structure"),
+        (Level::Payload, true, "a verification of the payload"),
+        (Level::Weights, policy.verify.weights, "a comparison of the weights with the source"),
+    ];
+    for (level, _, what) in levels.into_iter().filter(|(_, wanted, _)| *wanted) {
+        let of_level: Vec<_> = good.iter().filter(|told| reaches(&told.report, level)).collect();
+        let mut faults = std::mem::take(&mut said_no);
+        if of_level.is_empty() && faults.is_empty() {
+            faults = missing(what);
+        }
+        checks.check(level.name(), faults, format!("passed in {}", names(&of_level)));
+    }
+    let (faults, warnings, looked_at) = tokens(&good, &policy.verify);
+    let faults = faults.unwrap_or_else(|| missing("a verification of the tokens, with a reference or the source,"));
+    checks.check(Level::Tokens.name(), faults, looked_at);
+    checks.warn(&warnings);
+    let (faults, looked_at) = scores(container, &evidence.score, &policy.score);
+    checks.check("score", faults, looked_at);
+}
+
+/// `verify.json, tokens.json`
+fn names<R>(told: &[&&Told<R>]) -> String {
+    let name = |told: &&&Told<R>| told.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    told.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a report went through a level.
+fn reaches(report: &VerifyReport, level: Level) -> bool {
+    let passed = |name: &str| report.checks.iter().any(|check| check.name == name && check.status == CheckStatus::Pass);
+    match level {
+        Level::Structure => passed("census") && passed("manifest"),
+        Level::Payload => passed("checksums"),
+        Level::Weights => passed("weights"),
+        Level::Tokens => passed("tokens"),
+    }
+}
+
+/// What the tokens of all reports show: what is wrong (`None` when there is nothing to look at), what is odd, and a summary.
+fn tokens(good: &[&Told<VerifyReport>], policy: &VerifyPolicy) -> (Option<Vec<Fault>>, Vec<Fault>, String) {
+    let compared = |entry: &VerifyTokens| {
+        entry.teacher_forced.as_ref().is_some_and(|t| t.total > 0) || entry.greedy.as_ref().is_some_and(|g| g.total > 0)
+    };
+    let (mut faults, mut warnings) = (Vec::new(), Vec::new());
+    let (mut devices, mut references) = (BTreeSet::new(), BTreeSet::new());
+    let mut source = false;
+    for told in good.iter().filter(|told| reaches(&told.report, Level::Tokens)) {
+        let report = &told.report;
+        for entry in report.tokens.iter().filter(|entry| compared(entry)) {
+            if is_used(entry) {
+                devices.insert(entry.device.clone());
+            } else {
+                let (device, backend) = (entry.device.clone(), entry.backend.clone());
+                warnings.push(told.fault(FaultKind::DeviceNotUsed { device, backend }));
+            }
+            if entry.reference != OWN_REFERENCE {
+                references.insert((entry.reference.clone(), entry.number));
+            }
+        }
+        source |= report.source_agreement.as_ref().is_some_and(|agreement| agreement.total > 0);
+        faults.extend(token_figures(report, policy).into_iter().map(|kind| told.fault(kind)));
+    }
+    let found = references.len() as u64 + u64::from(source);
+    if found == 0 {
+        return (None, warnings, String::new());
+    }
+    let place = || good.first().map_or(Place::default(), |told| Place::file(&told.path));
+    let mut at_least = |what: &str, found: u64, least: u64| {
+        if found < least {
+            faults.push(Fault::new(place(), missed(what, &format!("at least {least}"), &found.to_string())));
+        }
+    };
+    at_least("the number of devices that computed", devices.len() as u64, policy.min_devices);
+    at_least("the number of references", found, policy.min_references);
+    let has = |wanted: &str| devices.iter().any(|device| device.split(':').next() == Some(wanted));
+    for wanted in policy.devices.iter().filter(|wanted| !has(wanted)) {
+        faults.push(Fault::new(place(), missed("the devices that computed", wanted, &listed(&devices))));
+    }
+    warnings.dedup_by(|a, b| a.to_string() == b.to_string());
+    let with_source = if source { " and the source" } else { "" };
+    let looked_at = format!("{}{with_source}, on {}", counted(references.len(), "reference"), listed(&devices));
+    (Some(faults), warnings, looked_at)
+}
+
+/// Whether an entry was computed where it says: a GPU without a kernel that ran has not.
+fn is_used(entry: &VerifyTokens) -> bool {
+    let device = entry.device.split(':').next().unwrap_or_default();
+    let ran = entry.gpu.as_ref().is_none_or(|gpu| gpu.dispatches > 0);
+    let is_gpu = matches!(device, "cuda" | "vulkan");
+    entry.backend == device && ran && (!is_gpu || entry.gpu.is_some())
+}
+
+/// `1 task`, `2 tasks`
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn listed(names: &BTreeSet<String>) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.iter().cloned().collect::<Vec<_>>().join(", ") }
+}
+
+fn missed(what: &str, expected: &str, found: &str) -> FaultKind {
+    FaultKind::PolicyMissed { what: what.to_owned(), expected: expected.to_owned(), found: found.to_owned() }
+}
+
+/// The figures of a report that miss the policy.
+fn token_figures(report: &VerifyReport, policy: &VerifyPolicy) -> Vec<FaultKind> {
+    let mut kinds = Vec::new();
+    let forced = || report.tokens.iter().filter_map(|entry| entry.teacher_forced.as_ref());
+    let (ties, total) = forced().fold((0, 0), |(ties, total), t| (ties + t.near_tie, total + t.total));
+    if ties as f64 > policy.max_near_tie_share * total as f64 {
+        let expected = format!("at most {} of all", policy.max_near_tie_share);
+        kinds.push(missed("the number of near-ties", &expected, &format!("{ties} of {total}")));
+    }
+    if let Some(most) = policy.max_abs_logprob_diff {
+        let apart = report.tokens.iter().filter_map(|entry| entry.max_abs_logprob_diff).fold(0.0, f64::max);
+        if apart > most {
+            let what = "the largest difference of a log-probability";
+            kinds.push(missed(what, &format!("at most {most}"), &apart.to_string()));
+        }
+    }
+    if let (Some(least), Some(agreement)) = (policy.min_source_agreement, &report.source_agreement) {
+        if (agreement.matched as f64) < least * agreement.total as f64 {
+            let found = format!("{} of {}", agreement.matched, agreement.total);
+            kinds.push(missed("the agreement with the source", &format!("at least {least} of all"), &found));
+        }
+    } else if policy.min_source_agreement.is_some() {
+        kinds.push(missed("the agreement with the source", "a verification with --source", "not known"));
+    }
+    let drafts = report.tokens.iter().filter_map(|entry| entry.mtp.as_ref());
+    let (accepted, proposed) = drafts.fold((0, 0), |(a, p), mtp| (a + mtp.accepted, p + mtp.proposed));
+    // `verify` lets a model draft along texts of its own, too, and notes when nothing comes of it.
+    let none = report.findings.iter().any(|finding| finding.kind == "no-draft-accepted");
+    if policy.min_mtp_acceptance > 0.0 && (none || (accepted as f64) < policy.min_mtp_acceptance * proposed as f64) {
+        let found = if none { "none".to_owned() } else { format!("{accepted} of {proposed}") };
+        let expected = format!("at least {} of all", policy.min_mtp_acceptance);
+        kinds.push(missed("the number of accepted drafts of the MTP head", &expected, &found));
+    }
+    kinds
+}
+
+/// What is wrong with the scores, and a summary.
+fn scores(container: &Path, told: &[Told<ScoreReport>], policy: &ScorePolicy) -> (Vec<Fault>, String) {
+    let (mut faults, mut tasks, mut texts) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+    for told in told {
+        faults.extend(score_figures(&told.report, policy).into_iter().map(|kind| told.fault(kind)));
+        let Some(baseline) = &told.report.baseline else { continue };
+        tasks.extend(baseline.tasks.iter().map(|task| task.task.clone()));
+        texts.extend(baseline.texts.iter().map(|text| text.name.clone()));
+    }
+    if tasks.is_empty() && texts.is_empty() {
+        let what = if told.is_empty() { "a score report" } else { "a score that is compared with the source's" };
+        let kind = FaultKind::EvidenceMissing { what, command: score_command(container) };
+        faults.push(Fault::new(Place::file(container), kind));
+        return (faults, String::new());
+    }
+    let counts = [("tasks", tasks.len(), policy.min_tasks), ("texts", texts.len(), policy.min_texts)];
+    for (what, found, least) in counts {
+        if (found as u64) < least {
+            let kind = missed(&format!("the number of {what}"), &format!("at least {least}"), &found.to_string());
+            faults.push(Fault::new(told.first().map_or(Place::default(), |told| Place::file(&told.path)), kind));
+        }
+    }
+    (faults, format!("{} and {}, against the source", counted(tasks.len(), "task"), counted(texts.len(), "text")))
+}
+
+/// What of a score report misses the policy.
+fn score_figures(report: &ScoreReport, policy: &ScorePolicy) -> Vec<FaultKind> {
+    if let Some(part) = &report.part {
+        return vec![FaultKind::ReportOfPart { part: part.clone() }];
+    }
+    let mut kinds = Vec::new();
+    if report.verdict == Some(Verdict::Fail) {
+        kinds.push(FaultKind::ReportSaysNo);
+    }
+    if !report.excluded.is_empty() && !policy.allow_excluded {
+        kinds.push(missed("the number of rows without a score", "0", &report.excluded.len().to_string()));
+    }
+    for task in report.tasks.iter().filter(|task| task.n < policy.min_questions) {
+        let expected = format!("at least {}", policy.min_questions);
+        kinds.push(missed(&format!("the number of questions of {}", task.task), &expected, &task.n.to_string()));
+    }
+    if let Some(baseline) = &report.baseline {
+        if baseline.model_sha256 == report.model_sha256 {
+            kinds.push(FaultKind::BaselineSameModel { hash: baseline.model_sha256.clone() });
+        }
+        kinds.extend(compared_figures(baseline, policy));
+    }
+    kinds
+}
+
+/// What of a comparison misses the policy. A figure that is no number misses it, too.
+fn compared_figures(baseline: &ScoreBaseline, policy: &ScorePolicy) -> Vec<FaultKind> {
+    let mut kinds = Vec::new();
+    for compared in baseline.compared.iter().filter(|compared| !compared.is_whole() && !policy.allow_excluded) {
+        let found = format!("{} of {}", compared.compared, compared.rows);
+        kinds.push(missed(&format!("the number of compared rows of {}", compared.name), "all", &found));
+    }
+    for task in &baseline.tasks {
+        for (metric, paired) in [("acc", &task.acc), ("acc_norm", &task.acc_norm)] {
+            let least = if policy.conclusive { paired.interval.0 } else { paired.difference };
+            if least < -policy.max_accuracy_drop || least.is_nan() {
+                let (low, high) = paired.interval;
+                let found = format!("{:+.4} [{low:+.4}, {high:+.4}]", paired.difference);
+                let what = format!("the difference of {} {metric} to the source", task.task);
+                kinds.push(missed(&what, &bound("at least", -policy.max_accuracy_drop, policy), &found));
+            }
+        }
+    }
+    for text in &baseline.texts {
+        let most = if policy.conclusive { text.interval.map_or(f64::NAN, |(_, high)| high) } else { text.ratio };
+        if most > 1.0 + policy.max_perplexity_increase || most.is_nan() {
+            let interval = text.interval.map_or(String::new(), |(low, high)| format!(" [{low:.4}, {high:.4}]"));
+            let what = format!("the perplexity of {} over the source's", text.name);
+            let expected = bound("at most", 1.0 + policy.max_perplexity_increase, policy);
+            kinds.push(missed(&what, &expected, &format!("{:.4}{interval}", text.ratio)));
+        }
+    }
+    let limits = [
+        ("the mean KL divergence", "at most", policy.max_kl_mean, baseline.kl_mean, 1.0),
+        ("the share of equal best tokens", "at least", policy.min_top1_agreement, baseline.top1_agreement, -1.0),
+    ];
+    for (what, word, limit, found, sign) in limits {
+        let Some(limit) = limit else { continue };
+        let met = found.is_some_and(|found| sign * found <= sign * limit);
+        if !met {
+            let found = found.map_or("not known".to_owned(), |found| format!("{found:.5}"));
+            kinds.push(missed(what, &format!("{word} {limit}"), &found));
+        }
+    }
+    kinds
+}
+
+fn bound(word: &str, limit: f64, policy: &ScorePolicy) -> String {
+    format!("{word} {limit:.4}{}", if policy.conclusive { " of the whole interval" } else { "" })
+}

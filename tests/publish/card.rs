@@ -1,0 +1,69 @@
+//! The model card.
+
+use std::fs;
+
+use coliconv::publish::front::Front;
+use serde_json::json;
+
+use super::{Place, errors};
+
+fn card(place: &Place) -> String {
+    fs::read_to_string(place.container().join("README.md")).unwrap()
+}
+
+#[test]
+fn the_card_of_nano() {
+    let place = Place::new();
+    place.published();
+    // Which kernels computed, and how they round, is no matter of the card.
+    let kernels = |line: &str| match line.rsplit_once(" | ") {
+        Some((rest, last)) if last.contains("e-") => format!("{rest} | APART |"),
+        _ => line.replace("on the reference backend", "on the BACKEND").replace("on the cpu backend", "on the BACKEND"),
+    };
+    let text: Vec<String> = card(&place).lines().map(kernels).collect();
+    insta::assert_snapshot!("card", text.join("\n"));
+}
+
+#[test]
+fn what_the_source_says_of_itself_is_carried() {
+    let place = Place::new();
+    place.published();
+    let front = Front::parse("README.md".as_ref(), &card(&place)).unwrap();
+    assert_eq!(front.license.as_deref(), Some("other"));
+    assert_eq!(front.license_name.as_deref(), Some("nano-licence"));
+    assert_eq!(front.license_link.as_deref(), Some("https://example.org/licence"));
+    assert_eq!((front.base_model, front.language), (vec!["example/nano".to_owned()], vec!["en".to_owned()]));
+    let policy = r#"{"card": {"base_model": "example/other", "notes": "Words of mine."}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1}}"#;
+    assert_eq!(errors(&place.publish(&place.with_policy(policy))), [""; 0]);
+    let text = card(&place);
+    assert!(text.contains("base_model:\n- example/other\n") && text.contains("\nWords of mine.\n"), "{text}");
+}
+
+#[test]
+fn names_in_a_card_are_no_markup() {
+    let place = Place::new();
+    place.edit("score.json", |report| {
+        let name = "a|b <script>alert(1)</script> `x` [y](z)\n# Title";
+        report["baseline"]["tasks"][0]["task"] = json!(name);
+        report["inputs"][0]["name"] = json!(name);
+    });
+    place.edit("verify.json", |report| report["tokens"][0]["reference"] = json!("/home/somebody/re|f.json"));
+    place.published();
+    let text = card(&place);
+    assert!(!text.contains("<script>") && !text.contains("\n# Title") && !text.contains("somebody"), "{text}");
+    assert!(text.contains("a\\|b &lt;script>") && text.contains("| re\\|f.json |"), "{text}");
+}
+
+#[test]
+fn a_recipe_with_rules_is_shown() {
+    let place = Place::new();
+    place.edit("nano-g64/coliconv.manifest.json", |manifest| {
+        manifest["recipe"] = json!({"group_size": "row", "xbits": 3, "rules": [{"tensor": "*.o_proj.weight", "format": "int8-row"}]});
+    });
+    place.published();
+    let text = card(&place);
+    let command =
+        "coliconv convert CHECKPOINT CONTAINER --group-size row --xbits 3 --recipe recipe.json --mtp --indexer\n";
+    assert!(text.contains(command), "{text}");
+    assert!(text.contains("\"tensor\": \"*.o_proj.weight\""), "{text}");
+}
