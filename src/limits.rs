@@ -113,3 +113,6 @@ pub const MAX_HUB_FILE_BYTES: u64 = 50_000_000_000;
 pub const MAX_LISTING_BYTES: u64 = 256 << 20;
 /// Largest report that is read, in bytes.
 pub const MAX_REPORT_BYTES: u64 = 1 << 30;
+
+/// Bytes at both ends of a weight file that parts of a verification are bound to.
+pub const BOUND_END_BYTES: u64 = 64 << 10;

@@ -13,6 +13,9 @@ pub struct Part {
 }
 
 impl Part {
+    /// The only part of what is not divided.
+    pub const WHOLE: Part = Part { number: 1, of: 1 };
+
     /// Part `number` of `of`, both counted from 1; `None` beyond `of` or [`limits::MAX_PARTS`].
     pub fn new(number: usize, of: usize) -> Option<Part> {
         ((1..=of).contains(&number) && of <= limits::MAX_PARTS).then_some(Part { number, of })

@@ -25,8 +25,8 @@ pub use self::score::{
     ScoreTaskDifference, ScoreText, ScoreTextDifference,
 };
 pub use self::verify::{
-    CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile, VerifyGpu,
-    VerifyGreedy, VerifyReport, VerifyTeacherForced, VerifyTokens,
+    CheckStatus, Verdict, VerifyAgreement, VerifyBinding, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile,
+    VerifyGpu, VerifyGreedy, VerifyPart, VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
 pub use crate::error::Severity;
 use crate::error::{Fault, FaultKind, escaped, escaped_whole};

@@ -6,7 +6,9 @@
 //! all is refused.
 
 mod checkpoint;
+pub mod parts;
 mod payload;
+mod stage;
 mod structure;
 mod tokens;
 mod weights;
@@ -15,15 +17,17 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoint;
-use crate::container::manifest::FileRecord;
-use crate::container::reader::{Container, Found, StoredWeight, Survey};
-use crate::error::{Fault, FaultKind, Faults, Place, Severity};
+use crate::container::manifest::{FileRecord, Manifest};
+use crate::container::reader::{Container, StoredWeight, Survey};
+use crate::error::{Fault, FaultKind, Faults, Place};
 use crate::format::Format;
+use crate::part::Part;
 use crate::progress::Progress;
-use crate::report::{CheckStatus, Finding, Verdict, VerifyCheck, VerifyFile, VerifyReport};
+use crate::report::{CheckStatus, Verdict, VerifyFile, VerifyPart, VerifyReport};
 use crate::score::identity::model_sha256_of;
 use crate::threads;
 use crate::weights::{ModelKind, Weights};
+use stage::{Stage, counted};
 use weights::Opened;
 
 pub use tokens::{OWN_REFERENCE, TokenOptions};
@@ -69,53 +73,95 @@ pub struct Options {
 /// Verifies a container or a checkpoint.
 pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result<VerifyReport, Faults> {
     let started = Instant::now();
+    let examined = examine(path, options, Part::WHOLE, progress)?;
+    Ok(examined.report(path, options, None, started.elapsed().as_secs_f64()))
+}
+
+/// Everything that a verification, or one part of it, found.
+struct Examined {
+    kind: ModelKind,
+    /// The levels, structure first, tokens last.
+    stages: Vec<Stage>,
+    /// Whether the weights were compared with the source.
+    has_source: bool,
+    /// The files of a manifest, where all of them were hashed and found to be as it says.
+    hashed: Vec<FileRecord>,
+    computed: tokens::Outcome,
+}
+
+/// Goes through the levels, with the structure as a whole and of the others what the part has.
+fn examine(path: &Path, options: &Options, part: Part, progress: &dyn Progress) -> Result<Examined, Faults> {
     let kind = ModelKind::of(path)?;
     check_options(path, kind, options)?;
     let prepare = || tokens::prepare(path, options.source.as_deref(), &options.tokens);
     let prepared = (options.level == Level::Tokens).then(prepare).transpose()?;
     let pool = threads::pool(options.threads, path)?;
-    let Levels { mut stages, source, model, same_weights, hashed } = match kind {
-        ModelKind::Checkpoint => checkpoint::levels(path, options, &pool, progress)?,
-        ModelKind::Container => container(path, options, &pool, progress)?,
-    };
+    let Levels { mut stages, source, model, same_weights, hashed } =
+        levels(path, kind, options, part, &pool, progress)?;
     let mut computed = tokens::Outcome::default();
     if let Some(prepared) = prepared {
         match &model {
             Some(model) => {
-                let source = source.as_ref().map(|(_, source)| source as &dyn Weights);
+                let source = source.as_ref().map(|source| source as &dyn Weights);
                 let good = !stages.iter().any(Stage::failed);
                 let subject = tokens::Subject { weights: &**model, source, same_weights, good };
-                computed = pool.install(|| tokens::run(&subject, prepared, &options.tokens, progress))?;
+                computed = pool.install(|| tokens::run(&subject, prepared, &options.tokens, part, progress))?;
             }
             None => computed.skip("the structure is not sound", &options.tokens),
         }
     }
-    stages.push(computed.stage);
-    let failed = stages.iter().any(Stage::failed);
-    let mut report = VerifyReport {
-        path: path.to_string_lossy().into_owned(),
-        kind: kind.name().to_owned(),
-        level: options.level.name().to_owned(),
-        source: source.map(|(path, _)| path.to_string_lossy().into_owned()),
-        model_sha256: (!hashed.is_empty()).then(|| model_sha256_of(&hashed)),
-        files: hashed
-            .into_iter()
-            .map(|FileRecord { name, bytes, sha256 }| VerifyFile { name, bytes, sha256 })
-            .collect(),
-        verdict: if failed { Verdict::Fail } else { Verdict::Pass },
-        checks: Vec::new(),
-        tokens: computed.tokens,
-        source_agreement: computed.agreement,
-        experts: computed.experts,
-        findings: Vec::new(),
-        bytes_read: stages.iter().map(|stage| stage.bytes_read).sum(),
-        seconds: started.elapsed().as_secs_f64(),
-    };
-    for stage in stages {
-        report.checks.extend(stage.checks);
-        report.findings.extend(stage.findings.iter().map(|(severity, fault)| Finding::new(*severity, fault)));
+    stages.push(std::mem::take(&mut computed.stage));
+    Ok(Examined { kind, stages, has_source: source.is_some(), hashed, computed })
+}
+
+/// The levels below tokens.
+fn levels(
+    path: &Path,
+    kind: ModelKind,
+    options: &Options,
+    part: Part,
+    pool: &rayon::ThreadPool,
+    progress: &dyn Progress,
+) -> Result<Levels, Faults> {
+    match kind {
+        ModelKind::Checkpoint => checkpoint::levels(path, options, part, pool, progress),
+        ModelKind::Container => container(path, options, part, pool, progress),
     }
-    Ok(report)
+}
+
+impl Examined {
+    /// The report of a verification, or of the part of one. A part alone is about no bytes.
+    fn report(self, path: &Path, options: &Options, part: Option<VerifyPart>, seconds: f64) -> VerifyReport {
+        let hashed = if part.is_some() { Vec::new() } else { self.hashed };
+        let source = options.source.as_ref().filter(|_| self.has_source);
+        let failed = self.stages.iter().any(Stage::failed);
+        let mut report = VerifyReport {
+            path: path.to_string_lossy().into_owned(),
+            kind: self.kind.name().to_owned(),
+            level: options.level.name().to_owned(),
+            source: source.map(|path| path.to_string_lossy().into_owned()),
+            model_sha256: (!hashed.is_empty()).then(|| model_sha256_of(&hashed)),
+            files: hashed
+                .into_iter()
+                .map(|FileRecord { name, bytes, sha256 }| VerifyFile { name, bytes, sha256 })
+                .collect(),
+            verdict: if failed { Verdict::Fail } else { Verdict::Pass },
+            checks: Vec::new(),
+            tokens: self.computed.tokens.into_iter().map(|(_, entry)| entry).collect(),
+            source_agreement: self.computed.agreement,
+            experts: self.computed.experts,
+            findings: Vec::new(),
+            bytes_read: self.stages.iter().map(|stage| stage.bytes_read).sum(),
+            seconds,
+            part,
+        };
+        for stage in self.stages {
+            let (checks, findings) = stage.into_report(report.part.is_some());
+            report.checks.extend(checks);
+            report.findings.extend(findings);
+        }
+        report
+    }
 }
 
 /// Refuses what the options cannot mean together.
@@ -146,10 +192,10 @@ fn check_options(path: &Path, kind: ModelKind, options: &Options) -> Result<(), 
 }
 
 /// What the levels below tokens found, and what they leave for it.
-struct Levels<'a> {
+struct Levels {
     stages: Vec<Stage>,
     /// The source that the weights were compared with.
-    source: Option<(&'a Path, Checkpoint)>,
+    source: Option<Checkpoint>,
     /// The model, if its structure is sound.
     model: Option<Box<dyn Weights>>,
     /// Whether the model holds the source's values themselves.
@@ -159,12 +205,13 @@ struct Levels<'a> {
 }
 
 /// The levels of a container.
-fn container<'a>(
+fn container(
     path: &Path,
-    options: &'a Options,
+    options: &Options,
+    part: Part,
     pool: &rayon::ThreadPool,
     progress: &dyn Progress,
-) -> Result<Levels<'a>, Faults> {
+) -> Result<Levels, Faults> {
     let mut survey = Survey::read(path)?;
     let mut stages = vec![structure::of_container(&mut survey)];
     // A wrong source is refused now, not after hours of checksums.
@@ -173,14 +220,14 @@ fn container<'a>(
     let opened: Option<Opened> = source.map(|source| weights::open_source(&survey, source, sound)).transpose()?;
     let mut hashed = Vec::new();
     if options.level >= Level::Payload {
-        stages.push(pool.install(|| payload::of_container(&survey, progress)));
-        hashed = as_recorded(&survey, &stages);
+        stages.push(pool.install(|| payload::of_container(&survey, part, progress)));
+        hashed = as_recorded(survey.manifest.as_ref(), &stages);
     }
     let mut compared = None;
     match opened {
         Some(Opened::Comparable(checkpoint)) => {
-            stages.push(pool.install(|| weights::against(&survey, &checkpoint, progress)));
-            compared = source.map(|path| (path, *checkpoint));
+            stages.push(pool.install(|| weights::against(&survey, &checkpoint, part, progress)));
+            compared = Some(*checkpoint);
         }
         Some(Opened::OtherShapes) => stages.push(weights::skipped("names or shapes are not those of the source")),
         None if options.level >= Level::Weights => stages.push(weights::skipped("no --source")),
@@ -193,65 +240,13 @@ fn container<'a>(
 }
 
 /// The files of the manifest, sorted, if they are there and their hashes are those that it gives.
-fn as_recorded(survey: &Survey, stages: &[Stage]) -> Vec<FileRecord> {
+fn as_recorded(manifest: Option<&Manifest>, stages: &[Stage]) -> Vec<FileRecord> {
     let mut checks = stages.iter().flat_map(|stage| &stage.checks);
-    let good = |name| checks.any(|check| check.name == name && check.status == CheckStatus::Pass);
-    let Some(manifest) = survey.manifest.as_ref().filter(|_| ["manifest", "checksums"].into_iter().all(good)) else {
+    let good = |name| checks.any(|check| check.name == name && check.status() == CheckStatus::Pass);
+    let Some(manifest) = manifest.filter(|_| ["manifest", "checksums"].into_iter().all(good)) else {
         return Vec::new();
     };
     let mut files: Vec<FileRecord> = manifest.files.iter().chain(&manifest.small_files).cloned().collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files
-}
-
-/// What one level found.
-#[derive(Debug, Default)]
-struct Stage {
-    checks: Vec<VerifyCheck>,
-    findings: Vec<Found>,
-    bytes_read: u64,
-}
-
-impl Stage {
-    /// Whether a check failed.
-    fn failed(&self) -> bool {
-        self.checks.iter().any(|check| check.status == CheckStatus::Fail)
-    }
-
-    /// Adds a check that ended with these findings; without an error it passed, and `looked_at` says what.
-    fn check(&mut self, name: &str, findings: Vec<Found>, looked_at: &str) {
-        let count = |severity| findings.iter().filter(|(found, _)| *found == severity).count();
-        let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-        let mut parts = Vec::new();
-        if errors > 0 {
-            parts.push(counted(errors, "error"));
-        } else {
-            parts.push(looked_at.to_owned());
-        }
-        if warnings > 0 {
-            parts.push(counted(warnings, "warning"));
-        }
-        let status = if errors > 0 { CheckStatus::Fail } else { CheckStatus::Pass };
-        self.checks.push(VerifyCheck { name: name.to_owned(), status, detail: parts.join("; ") });
-        self.findings.extend(findings);
-    }
-
-    /// Adds a check that had nothing to look at, unless it found something all the same.
-    fn check_or_skip(&mut self, name: &str, findings: Vec<Found>, looked_at: Result<String, &str>) {
-        match looked_at {
-            Err(why) if findings.is_empty() => self.skip(name, why),
-            Err(why) => self.check(name, findings, why),
-            Ok(looked_at) => self.check(name, findings, &looked_at),
-        }
-    }
-
-    fn skip(&mut self, name: &str, why: &str) {
-        let (name, detail) = (name.to_owned(), why.to_owned());
-        self.checks.push(VerifyCheck { name, status: CheckStatus::Skipped, detail });
-    }
-}
-
-/// `1 error`, `2 errors`
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

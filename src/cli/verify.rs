@@ -11,7 +11,9 @@ use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::{read_small, write_whole};
 use crate::limits;
+use crate::part::Part;
 use crate::report::{CheckStatus, Verdict, VerifyReport};
+use crate::verify::parts::{finish, part_file, verify_part};
 use crate::verify::{Level, Options, TokenOptions, verify};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,6 +42,12 @@ pub(crate) struct Arguments {
     /// Write the report as JSON to this file too; an earlier report there is replaced
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Verify only a slice, for one 2/8; its report has the slice in its name: verify-2-of-8.json for verify.json
+    #[arg(long, value_name = "K/N")]
+    part: Option<Part>,
+    /// Join the reports of the parts, which are beside --report; nothing is read or computed again
+    #[arg(long, conflicts_with = "part")]
+    finish: bool,
     /// Threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
@@ -119,8 +127,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         LevelArgument::Weights => Level::Weights,
         LevelArgument::Tokens => Level::Tokens,
     };
+    let divided = [(arguments.part.is_some(), "--part"), (arguments.finish, "--finish")];
+    if let Some((_, flag)) = divided.into_iter().find(|(given, _)| *given && arguments.report.is_none()) {
+        return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs: "--report" }).into());
+    }
+    let own = |path: &PathBuf| arguments.part.map_or(path.clone(), |part| part_file(path, part));
+    let report_path = arguments.report.as_ref().map(own);
     // What could not be written in the end is refused now, not after hours.
-    if let Some(path) = &arguments.report {
+    if let Some(path) = &report_path {
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         if !parent.is_dir() {
             return Err(Fault::new(Place::file(parent), FaultKind::NotADirectory).into());
@@ -129,8 +143,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     }
     let tokens = arguments.tokens()?;
     let options = Options { level, source: arguments.source.clone(), threads: arguments.threads, tokens };
-    let report = verify(&arguments.path, &options, &Meter::new(arguments.talk.quiet))?;
-    if let Some(path) = &arguments.report {
+    let (model, meter) = (&arguments.path, Meter::new(arguments.talk.quiet));
+    let report = match (arguments.part, &arguments.report) {
+        (Some(part), _) => verify_part(model, &options, part, &meter)?,
+        (None, Some(whole)) if arguments.finish => finish(model, &options, whole, &meter)?,
+        _ => verify(model, &options, &meter)?,
+    };
+    if let Some(path) = &report_path {
         // What was written meanwhile is not lost either.
         check_replaceable(path)?;
         let mut bytes = serde_json::to_vec_pretty(&report).expect("reports are plain data");
@@ -185,8 +204,13 @@ pub(super) fn report_text(report: &VerifyReport) -> String {
         }
     };
     let verdict = report.verdict.name();
-    out + &match failed {
-        0 => format!("\nverdict: {verdict}{read}\n"),
-        n => format!("\nverdict: {verdict}, {n} of {} checks failed{read}\n", report.checks.len()),
+    let of = report.part.as_ref().map_or(String::new(), |part| format!(" of part {} alone", escaped(&part.part)));
+    out += &match failed {
+        0 => format!("\nverdict{of}: {verdict}{read}\n"),
+        n => format!("\nverdict{of}: {verdict}, {n} of {} checks failed{read}\n", report.checks.len()),
+    };
+    if report.part.is_some() {
+        out += "join the parts with --finish\n";
     }
+    out
 }

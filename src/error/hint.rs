@@ -289,7 +289,14 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::ReportOfOtherBytes { .. } => {
             "the container was changed after the report was made: make the report again".into()
         }
-        K::ReportOfPart { .. } => "join the parts with `coliconv score --finish`".into(),
+        K::ReportOfPart { command, .. } => format!("join the parts with `coliconv {command} --finish`"),
+        K::VerifyPartsAbsent { .. } | K::VerifyPartsMissing { .. } => {
+            "run `coliconv verify --part K/N` with the same arguments for each part, then --finish".into()
+        }
+        K::VerifyPartsMixed { .. } => "remove those that are not wanted, or give another --report".into(),
+        K::VerifyPartDiffers { .. } => {
+            "give --finish the arguments of the parts; if the model was changed, run the parts again".into()
+        }
         K::ReportSaysNo => "the report itself says what is wrong".into(),
         K::DeviceNotUsed { .. } => "verify where the device works, or leave it out of --device".into(),
         K::PolicyMissed { .. } => "make the container anew with more bits, or ask for less in --policy".into(),

@@ -588,6 +588,19 @@ pub enum FaultKind {
     FileExists,
     #[error("the file exists and is no report of this command")]
     OtherReport,
+    #[error("there are no reports of parts beside it, as {} would be", escaped(expected))]
+    VerifyPartsAbsent { expected: String },
+    #[error("the reports of {} missing: {}", are(missing.len() as u64, "part"), listed(missing))]
+    VerifyPartsMissing { missing: Vec<String> },
+    #[error("beside it are reports of a verification in {one} parts and of one in {other}")]
+    VerifyPartsMixed { one: usize, other: usize },
+    #[error(
+        "the report is of another verification: its {} is {}, here it is {}",
+        escaped(what),
+        escaped(found),
+        escaped(expected)
+    )]
+    VerifyPartDiffers { what: String, expected: String, found: String },
 
     // ---- publishing --------------------------------------------------------------------------------------------
     #[error("the pipeline does not parse: {}", escaped_message(message))]
@@ -609,8 +622,8 @@ pub enum FaultKind {
     ReportUnbound { command: String },
     #[error("the report is of other bytes: {} was {}, now it is {}", escaped(what), escaped(found), escaped(expected))]
     ReportOfOtherBytes { what: String, expected: String, found: String },
-    #[error("the report is of part {} of the rows alone", escaped(part))]
-    ReportOfPart { part: String },
+    #[error("the report is of part {} alone", escaped(part))]
+    ReportOfPart { part: String, command: &'static str },
     #[error("the verdict of this report is fail")]
     ReportSaysNo,
     #[error("{device} was asked for, but the {} backend computed in its place", escaped(backend))]

@@ -97,6 +97,9 @@ fn other_bytes(what: &str, expected: &str, found: &str) -> FaultKind {
 
 /// Files that are not those that a report of `verify` is about. Cards are text that no verification looks at.
 fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], command: &str) -> Vec<Fault> {
+    if let Some(part) = &told.report.part {
+        return vec![told.fault(FaultKind::ReportOfPart { part: part.part.clone(), command: "verify" })];
+    }
     if told.report.files.is_empty() {
         return vec![told.fault(FaultKind::ReportUnbound { command: command.to_owned() })];
     }

@@ -204,7 +204,7 @@ fn scores(container: &Path, told: &[Told<ScoreReport>], policy: &ScorePolicy) ->
 /// What of a score report misses the policy.
 fn score_figures(report: &ScoreReport, policy: &ScorePolicy) -> Vec<FaultKind> {
     if let Some(part) = &report.part {
-        return vec![FaultKind::ReportOfPart { part: part.clone() }];
+        return vec![FaultKind::ReportOfPart { part: part.clone(), command: "score" }];
     }
     let mut kinds = Vec::new();
     if report.verdict == Some(Verdict::Fail) {

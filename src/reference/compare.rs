@@ -1,6 +1,6 @@
 //! How far a model agrees with a reference.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Reference;
 use crate::backend::{Backend, Prediction};
@@ -11,7 +11,7 @@ use crate::model::Model;
 pub const NEAR_TIE_MARGIN: f64 = 2e-4;
 
 /// Positions that agree.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matches {
     /// Equal ids.
     pub matched: usize,
@@ -54,7 +54,7 @@ enum Outcome {
 }
 
 /// Drafts of the MTP head.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drafts {
     /// The model's drafts against the reference's.
     #[serde(flatten)]
@@ -66,7 +66,7 @@ pub struct Drafts {
 }
 
 /// How far a model agrees with a reference; what the reference does not speak of is `None`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Agreement {
     /// Best ids after each token of the text.
     pub teacher_forced: Option<Matches>,

@@ -49,3 +49,22 @@ impl From<Counters> for Experts {
         }
     }
 }
+
+impl Experts {
+    /// That of two runs together: sums, and the larger of two sizes.
+    pub fn and(&self, other: &Experts) -> Experts {
+        Experts {
+            requests: self.requests + other.requests,
+            hits: self.hits + other.hits,
+            read_ahead: self.read_ahead + other.read_ahead,
+            read_ahead_hits: self.read_ahead_hits + other.read_ahead_hits,
+            reads: self.reads + other.reads,
+            bytes_read: self.bytes_read + other.bytes_read,
+            wait_seconds: self.wait_seconds + other.wait_seconds,
+            evictions: self.evictions + other.evictions,
+            peak_bytes: self.peak_bytes.max(other.peak_bytes),
+            budget_bytes: self.budget_bytes.max(other.budget_bytes),
+            direct: self.direct && other.direct,
+        }
+    }
+}

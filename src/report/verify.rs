@@ -40,8 +40,31 @@ pub struct VerifyReport {
     pub findings: Vec<Finding>,
     /// Bytes read at the levels above `structure`.
     pub bytes_read: u64,
-    /// Duration.
+    /// Duration; where parts were joined, that of all of them together.
     pub seconds: f64,
+    /// Which part of a verification this is; absent where it is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<VerifyPart>,
+}
+
+/// A part of a verification.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyPart {
+    /// `2/8`
+    pub part: String,
+    /// What all parts of one verification have in common: level, model, source, references, devices.
+    pub binding: Vec<VerifyBinding>,
+    /// What `verify --finish` joins; its form may be another in every version.
+    pub share: serde_json::Value,
+}
+
+/// Something that parts have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyBinding {
+    /// What.
+    pub what: String,
+    /// A name, or hashes.
+    pub value: String,
 }
 
 /// A file of [`VerifyReport`].

@@ -11,18 +11,20 @@ use crate::container::reader::Found;
 use crate::dequantize::first_non_finite;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::limits;
+use crate::part::Part;
 use crate::progress::Progress;
 use crate::roles::Pass;
 use crate::tensor::TensorName;
 use crate::weights::{ReadBuffer, SourceRows, Weights, read_scales};
 
 /// The levels of a checkpoint.
-pub(super) fn levels<'a>(
+pub(super) fn levels(
     path: &Path,
     options: &Options,
+    part: Part,
     pool: &rayon::ThreadPool,
     progress: &dyn Progress,
-) -> Result<Levels<'a>, Faults> {
+) -> Result<Levels, Faults> {
     let warning = |fault| (Severity::Warning, fault);
     let error = |fault| (Severity::Error, fault);
     let (checkpoint, findings): (Option<Checkpoint>, Vec<Found>) =
@@ -38,7 +40,7 @@ pub(super) fn levels<'a>(
     let mut stages = vec![structure::of_checkpoint(path, checkpoint.as_ref(), findings)];
     if options.level >= Level::Payload {
         stages.push(match &checkpoint {
-            Some(checkpoint) => pool.install(|| payload(checkpoint, progress)),
+            Some(checkpoint) => pool.install(|| payload(checkpoint, part, progress)),
             None => {
                 let mut stage = Stage::default();
                 stage.skip("values", "the checkpoint could not be opened");
@@ -50,26 +52,27 @@ pub(super) fn levels<'a>(
     Ok(Levels { stages, source: None, model, same_weights: false, hashed: Vec::new() })
 }
 
-/// Looks for values and scales that are not finite.
-fn payload(checkpoint: &Checkpoint, progress: &dyn Progress) -> Stage {
+/// Looks for values and scales of the part's weights that are not finite.
+fn payload(checkpoint: &Checkpoint, part: Part, progress: &dyn Progress) -> Stage {
     let mut names: Vec<&TensorName> = checkpoint.weights(&Pass::ALL).map(|(name, _)| name).collect();
     names.sort_unstable();
+    let looked_at = format!("{}, every value and scale is finite", counted(names.len(), "weight"));
+    let names: Vec<(usize, &TensorName)> = names.into_iter().enumerate().filter(|(rank, _)| part.has(*rank)).collect();
     let tensor = |name: &TensorName| checkpoint.tensor(name.as_str()).expect("a weight of this checkpoint");
-    let bytes = names.iter().map(|name| tensor(name).stored.bytes).sum();
+    let bytes = names.iter().map(|(_, name)| tensor(name).stored.bytes).sum();
     progress.start(bytes);
-    let findings: Vec<Vec<Found>> = names
+    let findings: Vec<Vec<(u64, Found)>> = names
         .par_iter()
-        .map(|name| {
+        .map(|(rank, name)| {
             progress.file(name.as_str());
             let found = scan(checkpoint, name).unwrap_or_else(|fault| vec![(Severity::Error, fault)]);
             progress.advance(tensor(name).stored.bytes, 0);
-            found
+            found.into_iter().map(|found| (*rank as u64, found)).collect()
         })
         .collect();
     progress.end();
     let mut stage = Stage { bytes_read: bytes, ..Stage::default() };
-    let looked_at = format!("{}, every value and scale is finite", counted(names.len(), "weight"));
-    stage.check("values", findings.into_iter().flatten().collect(), &looked_at);
+    stage.share("values", findings.into_iter().flatten().collect(), &looked_at);
     stage
 }
 

@@ -19,22 +19,27 @@ use crate::error::{Fault, FaultKind, Place, Result, Severity};
 use crate::header::StoredTensor;
 use crate::io::SourceFile;
 use crate::limits;
+use crate::part::Part;
 use crate::payload;
 use crate::progress::Progress;
 use crate::tensor::{Dtype, TensorName};
 use crate::weights::ContainerRows;
 use scales::ScaleScan;
 
-/// The checks of a container's bytes.
-pub(super) fn of_container(survey: &Survey, progress: &dyn Progress) -> Stage {
+/// The checks of a container's bytes: of the files, or without a manifest the weights, that the part has.
+pub(super) fn of_container(survey: &Survey, part: Part, progress: &dyn Progress) -> Stage {
     let mut stage = match &survey.manifest {
-        Some(manifest) => by_checksums(survey, manifest, progress),
+        Some(manifest) => by_checksums(survey, manifest, part, progress),
         None => {
             let mut stage = Stage::default();
             stage.skip("checksums", "no manifest: values are looked at instead");
-            by_values(survey, &survey.weights.iter().collect::<Vec<_>>(), stage, progress)
+            by_values(survey, &survey.weights.iter().collect::<Vec<_>>(), stage, part, progress)
         }
     };
+    if !part.has(0) {
+        stage.elsewhere("head");
+        return stage;
+    }
     match payload::check_head(survey) {
         Some(found) => stage.check("head", vec![found], "eh_proj has both its halves"),
         None if has_head(survey) => stage.check("head", Vec::new(), "eh_proj has both its halves"),
@@ -50,6 +55,8 @@ fn has_head(survey: &Survey) -> bool {
 
 /// A file to be hashed.
 struct Task<'a> {
+    /// Its place among the files of the manifest.
+    rank: u64,
     record: &'a FileRecord,
     /// Its header, where it has a valid one.
     file: Option<(usize, &'a ContainerFile)>,
@@ -58,8 +65,10 @@ struct Task<'a> {
 }
 
 /// Checks files and tensors against the manifest, and looks at scales.
-fn by_checksums(survey: &Survey, manifest: &Manifest, progress: &dyn Progress) -> Stage {
-    let tasks = tasks(survey, manifest);
+fn by_checksums(survey: &Survey, manifest: &Manifest, part: Part, progress: &dyn Progress) -> Stage {
+    let mut tasks = tasks(survey, manifest);
+    let files = counted(tasks.len(), "file");
+    tasks.retain(|task| part.has(task.rank as usize));
     let bytes = tasks.iter().map(|task| task.record.bytes).sum();
     progress.start(bytes);
     let results = run_all(&tasks, |task| {
@@ -67,23 +76,26 @@ fn by_checksums(survey: &Survey, manifest: &Manifest, progress: &dyn Progress) -
         task.run(survey, manifest, progress).unwrap_or_else(|fault| (vec![(Severity::Error, fault)], Vec::new()))
     });
     progress.end();
-    let (checksums, scales): (Vec<Vec<Found>>, Vec<Vec<Found>>) = results.into_iter().unzip();
-    let mut checksums: Vec<Found> = checksums.into_iter().flatten().collect();
+    let (mut checksums, mut scales) = (Vec::new(), Vec::new());
+    for (task, (of_checksums, of_scales)) in tasks.iter().zip(results) {
+        checksums.extend(of_checksums.into_iter().map(|found| (task.rank, found)));
+        scales.extend(of_scales.into_iter().map(|found| (task.rank, found)));
+    }
     if manifest.checksum != CHECKSUM {
         let kind = FaultKind::ChecksumUnknown { expected: CHECKSUM, found: manifest.checksum.clone() };
-        checksums.push((Severity::Error, Fault::new(Place::file(&survey.directory), kind)));
+        checksums.push((u64::MAX, (Severity::Error, Fault::new(Place::file(&survey.directory), kind))));
     }
     let mut stage = Stage { bytes_read: bytes, ..Stage::default() };
-    let (files, tensors) = (counted(tasks.len(), "file"), manifest.tensors.len());
-    stage.check("checksums", checksums, &format!("{files} and {tensors} tensors, as the manifest says"));
-    stage.check("scales", scales.into_iter().flatten().collect(), "all positive and finite");
+    let tensors = manifest.tensors.len();
+    stage.share("checksums", checksums, &format!("{files} and {tensors} tensors, as the manifest says"));
+    stage.share("scales", scales, "all positive and finite");
     // Nobody vouches for a weight that the manifest does not name.
     let unnamed: Vec<_> = survey.weights.iter().filter(|(name, _)| !manifest.tensors.contains_key(*name)).collect();
     if unnamed.is_empty() {
         stage.skip("codes", "the checksums vouch for them");
         return stage;
     }
-    by_values(survey, &unnamed, stage, progress)
+    by_values(survey, &unnamed, stage, part, progress)
 }
 
 /// Works on all tasks, the largest first, with more workers than threads, so that the disk does not wait for hashing.
@@ -119,17 +131,17 @@ fn tasks<'a>(survey: &'a Survey, manifest: &'a Manifest) -> Vec<Task<'a>> {
             scales[*file].insert(index_of[*file][&stored.name], name);
         }
     }
-    let whole = |record: &&FileRecord| {
+    let whole = |record: &FileRecord| {
         let plain = !record.name.contains(['/', '\\', '\0']);
         let metadata = std::fs::metadata(survey.directory.join(&record.name));
         plain && metadata.is_ok_and(|metadata| metadata.is_file() && metadata.len() == record.bytes)
     };
-    let records = manifest.files.iter().chain(&manifest.small_files).filter(whole);
+    let records = manifest.files.iter().chain(&manifest.small_files).enumerate().filter(|(_, record)| whole(record));
     records
-        .map(|record| {
+        .map(|(rank, record)| {
             let file = by_name.get(record.name.as_str()).copied();
             let scales = file.map_or_else(HashMap::new, |(number, _)| std::mem::take(&mut scales[number]));
-            Task { record, file, scales }
+            Task { rank: rank as u64, record, file, scales }
         })
         .collect()
 }
@@ -202,39 +214,41 @@ fn expected(record: &TensorRecord, is_scales: bool) -> (&'static str, &str) {
     }
 }
 
-/// Decodes weights, and adds the checks of what their scales and codes tell.
+/// Decodes the weights that the part has, and adds the checks of what their scales and codes tell.
 fn by_values(
     survey: &Survey,
     weights: &[(&TensorName, &StoredWeight)],
     mut stage: Stage,
+    part: Part,
     progress: &dyn Progress,
 ) -> Stage {
-    let bytes: u64 = weights.iter().map(|(_, weight)| weight.bytes()).sum();
+    let of_part: Vec<_> = weights.iter().enumerate().filter(|(rank, _)| part.has(*rank)).collect();
+    let bytes: u64 = of_part.iter().map(|(_, (_, weight))| weight.bytes()).sum();
     progress.start(bytes);
-    let found: Vec<Vec<Found>> = weights
+    let found: Vec<Vec<(u64, Found)>> = of_part
         .par_iter()
-        .map(|(name, weight)| {
+        .map(|(rank, (name, weight))| {
             progress.file(name.as_str());
             let found = scanned(survey, name, weight);
             progress.advance(weight.bytes(), 0);
-            found
+            found.into_iter().map(|found| (*rank as u64, found)).collect()
         })
         .collect();
     progress.end();
     stage.bytes_read += bytes;
     let (mut scales, mut values, mut codes) = (Vec::new(), Vec::new(), Vec::new());
-    for (severity, fault) in found.into_iter().flatten() {
+    for (rank, (severity, fault)) in found.into_iter().flatten() {
         let check = match *fault.kind {
             FaultKind::BadScale { .. } => &mut scales,
             FaultKind::Padding { .. } | FaultKind::UnusualCode { .. } => &mut codes,
             FaultKind::ZeroRows { .. } | FaultKind::ZeroColumns { .. } => &mut codes,
             _ => &mut values,
         };
-        check.push((severity, fault));
+        check.push((rank, (severity, fault)));
     }
-    stage.check("scales", scales, "all positive and finite");
-    stage.check("codes", codes, "padding, levels and zeros are as quantizers write them");
-    stage.check("values", values, &format!("{}, all finite", counted(weights.len(), "weight")));
+    stage.share("scales", scales, "all positive and finite");
+    stage.share("codes", codes, "padding, levels and zeros are as quantizers write them");
+    stage.share("values", values, &format!("{}, all finite", counted(weights.len(), "weight")));
     stage
 }
 

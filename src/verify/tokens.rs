@@ -19,6 +19,7 @@ use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::io::write_whole;
 use crate::isa::Isa;
 use crate::model::Model;
+use crate::part::Part;
 use crate::progress::Progress;
 use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_drafts, compare, fingerprint, record};
 use crate::report::{Experts, VerifyAgreement, VerifyTokens};
@@ -26,6 +27,7 @@ use crate::weights::Weights;
 
 pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
+pub(super) use source::SourceShare;
 
 pub(super) use prepare::{Prepared, prepare};
 
@@ -62,7 +64,11 @@ pub(super) struct Subject<'a> {
 #[derive(Default)]
 pub(super) struct Outcome {
     pub(super) stage: Stage,
-    pub(super) tokens: Vec<VerifyTokens>,
+    /// Each with the rank of its reference among those of all files.
+    pub(super) tokens: Vec<(u64, VerifyTokens)>,
+    /// All of these together.
+    pub(super) total: Agreement,
+    pub(super) source: Option<SourceShare>,
     pub(super) agreement: Option<VerifyAgreement>,
     pub(super) experts: Option<Experts>,
 }
@@ -77,26 +83,30 @@ impl Outcome {
     }
 }
 
-/// Runs a model on every device that was asked for, one after the other.
+/// Runs a model on every device that was asked for, one after the other, along the texts that the part has.
 pub(super) fn run(
     subject: &Subject<'_>,
     mut prepared: Prepared,
     options: &TokenOptions,
+    part: Part,
     progress: &dyn Progress,
 ) -> Result<Outcome, Faults> {
+    if !part.has(0) && part.number() > units(subject, &prepared) {
+        return Ok(elsewhere(subject));
+    }
     let devices = devices(options);
     let mut texts = own::given(&prepared);
-    let mut findings = std::mem::take(&mut prepared.warnings);
-    let nothing = match texts.is_empty() {
-        false => None,
-        true => match own::recorded(subject, &prepared, &devices, progress) {
-            Ok(own) => {
-                texts.push(own);
-                None
-            }
-            Err(why) => Some(why),
-        },
-    };
+    let warnings = std::mem::take(&mut prepared.warnings);
+    let mut findings: Vec<(u64, Found)> = (0..).zip(warnings).collect();
+    // Texts of its own are one thing, for the first part.
+    let (mut nothing, mut share) = (None, part);
+    if texts.is_empty() && part.has(0) {
+        share = Part::WHOLE;
+        match own::recorded(subject, &prepared, &devices, progress) {
+            Ok(own) => texts.push(own),
+            Err(why) => nothing = Some(why),
+        }
+    }
     let mut distinct: Vec<Device> = Vec::new();
     devices.iter().for_each(|device| {
         if !distinct.contains(device) {
@@ -105,7 +115,8 @@ pub(super) fn run(
     });
     let mut ran = Vec::new();
     for (number, &device) in distinct.iter().enumerate() {
-        let work = Work { subject, prepared: &prepared, texts: &texts, options, device, first: number == 0 };
+        let first = number == 0;
+        let work = Work { subject, prepared: &prepared, texts: &texts, options, device, first, part, share };
         match work.on(progress)? {
             Ok(done) => ran.push(done),
             Err(outcome) => return Ok(outcome),
@@ -114,28 +125,57 @@ pub(super) fn run(
     let mut outcome = Outcome::default();
     let forward = ran.iter_mut().flat_map(|ran| std::mem::take(&mut ran.forward.0)).collect();
     let looked_at: Vec<&str> = ran.iter().map(|ran| &*ran.forward.1).collect();
-    outcome.stage.check("forward", forward, &looked_at.join("; "));
+    match part.has(0) {
+        true => outcome.stage.check("forward", forward, &looked_at.join("; ")),
+        false => outcome.stage.elsewhere("forward"),
+    }
+    let references = texts.iter().map(|texts| texts.file.references.len()).sum::<usize>() as u64;
+    let mut first_rank = findings.len() as u64;
+    for ran in &mut ran {
+        findings.extend(ran.findings.drain(..).map(|(rank, found)| (first_rank + rank, found)));
+        first_rank += references;
+        outcome.total = ran.compared.iter().fold(outcome.total, |total, (.., agreement)| total.and(agreement));
+    }
     match nothing {
         Some(why) => outcome.stage.skip("tokens", &why),
-        None => {
-            let mut total = Agreement::default();
-            for ran in &mut ran {
-                findings.append(&mut ran.findings);
-                total = ran.compared.iter().fold(total, |total, (_, agreement)| total.and(agreement));
-            }
-            outcome.stage.check("tokens", findings, &entry::summary(&total));
-            let of = |device| ran.iter().find(|ran| ran.device == device).expect("every device ran");
-            for number in 0..ran[0].compared.len() {
-                outcome.tokens.extend(devices.iter().map(|&device| of(device).compared[number].0.clone()));
-            }
-        }
+        None if texts.is_empty() => outcome.stage.elsewhere("tokens"),
+        None => outcome.stage.share("tokens", findings, &entry::summary(&outcome.total)),
+    }
+    let of = |device| ran.iter().find(|ran| ran.device == device).expect("every device ran");
+    for number in 0..ran[0].compared.len() {
+        let entry = |&device| (of(device).compared[number].0, of(device).compared[number].1.clone());
+        outcome.tokens.extend(devices.iter().map(entry));
     }
     outcome.experts = ran.iter().find_map(|ran| ran.outcome.experts);
     let first = &mut ran[0].outcome;
     outcome.stage.checks.append(&mut first.stage.checks);
-    outcome.stage.findings.append(&mut first.stage.findings);
-    outcome.agreement = first.agreement.take();
+    (outcome.source, outcome.agreement) = (first.source.take(), first.agreement.take());
     Ok(outcome)
+}
+
+/// How many parts have something to compute.
+fn units(subject: &Subject<'_>, prepared: &Prepared) -> usize {
+    let own = if subject.source.is_some() { own::PROMPTS.len() } else { 1 };
+    match prepared.references().count() {
+        0 => own,
+        references => references,
+    }
+}
+
+/// What a part says that has nothing to compute.
+fn elsewhere(subject: &Subject<'_>) -> Outcome {
+    let mut outcome = Outcome::default();
+    outcome.stage.elsewhere("forward");
+    outcome.stage.elsewhere("tokens");
+    if subject.source.is_some() {
+        outcome.stage.elsewhere("source");
+    }
+    outcome
+}
+
+/// What references say of a model, all together, in one line.
+pub(super) fn summary(total: &Agreement) -> String {
+    entry::summary(total)
 }
 
 /// The devices that were asked for.
@@ -152,6 +192,9 @@ struct Work<'a> {
     device: Device,
     /// Whether it is the first: what it says is compared with the source, and written.
     first: bool,
+    part: Part,
+    /// What of the texts the part has.
+    share: Part,
 }
 
 /// What came of it.
@@ -159,9 +202,9 @@ struct Ran {
     device: Device,
     /// Findings, and what was looked at.
     forward: (Vec<Found>, String),
-    /// Of every text.
-    compared: Vec<(VerifyTokens, Agreement)>,
-    findings: Vec<Found>,
+    /// Of every text, with its rank.
+    compared: Vec<Compared>,
+    findings: Vec<(u64, Found)>,
     /// Checks after these, on the first device.
     outcome: Outcome,
 }
@@ -199,10 +242,10 @@ impl Work<'_> {
         };
         let directory = subject.weights.directory();
         let mut level = Level { model: &model, directory, device: self.device, outcome: Outcome::default() };
-        let forward = level.forward(progress);
-        let (compared, findings) = level.references(self.texts, progress);
+        let forward = if self.part.has(0) { level.forward(progress) } else { Default::default() };
+        let (compared, findings) = level.references(self.texts, self.share, progress);
         if let Some(source) = subject.source.filter(|_| self.first) {
-            level.source(source, &another(), subject.same_weights, self.prepared, progress);
+            level.source(source, &another(), subject.same_weights, self.prepared, self.part, progress);
         }
         match options.write_reference.as_ref().filter(|_| self.first) {
             Some(path) if subject.good => level.write(path, self.prepared)?,
@@ -215,6 +258,9 @@ impl Work<'_> {
         Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
     }
 }
+
+/// What became of a text: its rank, the entry of the report, all there is to say.
+type Compared = (u64, VerifyTokens, Agreement);
 
 struct Level<'a, B: Backend> {
     model: &'a Model<'a, B>,
@@ -252,20 +298,28 @@ impl<B: Backend> Level<'_, B> {
         own::prompts(&self.directory, self.model.config().vocab_size)
     }
 
-    /// Every text on this device.
-    fn references(&self, texts: &[Texts], progress: &dyn Progress) -> (Vec<(VerifyTokens, Agreement)>, Vec<Found>) {
+    /// Every text of the share on this device.
+    fn references(&self, texts: &[Texts], share: Part, progress: &dyn Progress) -> (Vec<Compared>, Vec<(u64, Found)>) {
         let (mut compared, mut findings) = (Vec::new(), Vec::new());
+        let mut ranks = 0..;
         for Texts { name, place, file } in texts {
             progress.file(name);
-            let mut dense = None;
+            let mut told = false;
             for (number, reference) in file.references.iter().enumerate() {
+                let rank = ranks.next().expect("without end");
+                // Told of the first such reference, whose part it is.
+                let dense = self.dense(reference, number).filter(|_| !std::mem::replace(&mut told, true));
+                if !share.has(rank as usize) {
+                    continue;
+                }
                 let (agreement, fault) = self.compare(reference);
-                findings.extend(fault.map(|fault| (Severity::Error, placed(fault, place))));
-                findings.extend(entry::disagreements(&agreement, place, number));
-                dense = dense.or_else(|| self.dense(reference, number));
-                compared.push((entry::entry(name, number, self.device, self.model.backend(), &agreement), agreement));
+                let fault = fault.map(|fault| (Severity::Error, placed(fault, place)));
+                let dense = dense.map(|kind| (Severity::Warning, Fault::new(Place::file(place), kind)));
+                let found = fault.into_iter().chain(entry::disagreements(&agreement, place, number)).chain(dense);
+                findings.extend(found.map(|found| (rank, found)));
+                let entry = entry::entry(name, number, self.device, self.model.backend(), &agreement);
+                compared.push((rank, entry, agreement));
             }
-            findings.extend(dense.map(|kind| (Severity::Warning, Fault::new(Place::file(place), kind))));
         }
         (compared, findings)
     }

@@ -17,6 +17,7 @@ use crate::container::reader::{Found, StoredWeight, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::format::Format;
 use crate::limits;
+use crate::part::Part;
 use crate::progress::Progress;
 use crate::reference::differences;
 use crate::roles::Pass;
@@ -63,28 +64,31 @@ pub(super) fn skipped(why: &str) -> Stage {
     stage
 }
 
-/// Compares every weight with its source.
-pub(super) fn against(survey: &Survey, source: &Checkpoint, progress: &dyn Progress) -> Stage {
-    let weights: Vec<(&TensorName, &StoredWeight)> = survey.weights.iter().collect();
+/// Compares every weight of the part with its source.
+pub(super) fn against(survey: &Survey, source: &Checkpoint, part: Part, progress: &dyn Progress) -> Stage {
+    let of_part = |(rank, _): &(usize, _)| part.has(*rank);
+    let weights: Vec<(usize, (&TensorName, &StoredWeight))> =
+        survey.weights.iter().enumerate().filter(of_part).collect();
     let source_bytes = |name: &TensorName| source.tensor(name.as_str()).map_or(0, |tensor| tensor.stored.bytes);
     let bytes_of = |name: &TensorName, weight: &StoredWeight| weight.bytes() + source_bytes(name);
-    let bytes = weights.iter().map(|(name, weight)| bytes_of(name, weight)).sum();
+    let bytes = weights.iter().map(|(_, (name, weight))| bytes_of(name, weight)).sum();
     progress.start(bytes);
-    let found: Vec<Vec<Found>> = weights
+    let found: Vec<Vec<(u64, Found)>> = weights
         .par_iter()
-        .map(|(name, weight)| {
+        .map(|(rank, (name, weight))| {
             progress.file(name.as_str());
             let place = Place::tensor(survey.files[weight.file].file.path(), (*name).clone());
             let found = compare(survey, weight, source, &place);
             progress.advance(bytes_of(name, weight), 0);
-            found.unwrap_or_else(|fault| vec![(Severity::Error, fault)])
+            let found = found.unwrap_or_else(|fault| vec![(Severity::Error, fault)]);
+            found.into_iter().map(|found| (1 + *rank as u64, found)).collect()
         })
         .collect();
     progress.end();
     let mut stage = Stage { bytes_read: bytes, ..Stage::default() };
-    let looked_at = format!("{}, each within half a step of the source", counted(weights.len(), "tensor"));
-    let found = config_differences(survey, source).chain(found.into_iter().flatten()).collect();
-    stage.check("weights", found, &looked_at);
+    let looked_at = format!("{}, each within half a step of the source", counted(survey.weights.len(), "tensor"));
+    let config = config_differences(survey, source).map(|found| (0, found));
+    stage.share("weights", config.chain(found.into_iter().flatten()).collect(), &looked_at);
     stage
 }
 

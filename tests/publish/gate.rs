@@ -114,7 +114,7 @@ fn reports_that_show_too_little_are_refused() {
             "the number of accepted drafts of the MTP head is 0 of ",
         ),
         ("score.json", |r| r["verdict"] = json!("fail"), "report-says-no", "score.json: the verdict of this report"),
-        ("score.json", |r| r["part"] = json!("2/8"), "report-of-part", "the report is of part 2/8 of the rows alone"),
+        ("score.json", |r| r["part"] = json!("2/8"), "report-of-part", "the report is of part 2/8 alone"),
         (
             "score.json",
             |r| r["baseline"]["texts"][0]["ratio"] = json!(1.6),

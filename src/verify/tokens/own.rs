@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::reference::{Recording, Reference, ReferenceFile, record};
 
 /// Beginnings of the model's own texts.
-const PROMPTS: [&str; 3] = ["[gMASK]<sop>The", "[gMASK]<sop>In the beginning", "[gMASK]<sop>a kind of"];
+pub(super) const PROMPTS: [&str; 3] = ["[gMASK]<sop>The", "[gMASK]<sop>In the beginning", "[gMASK]<sop>a kind of"];
 
 /// What the report calls references that are made here.
 pub const OWN: &str = "reference backend";
