@@ -63,7 +63,7 @@ impl Check {
         let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
         let looked = match &self.looked {
             _ if errors > 0 => counted(errors, "error"),
-            Looked::Share(text) if of_part => format!("{text}; of these, this part's share"),
+            Looked::Share(text) if of_part => format!("{text}; its share"),
             Looked::At(text) | Looked::Share(text) | Looked::Skipped(text) => text.clone(),
             Looked::Elsewhere => "another part looks at it".to_owned(),
         };

@@ -3,11 +3,13 @@
 use std::fs;
 
 use coliconv::convert::Silent;
+use coliconv::part::Part;
 use coliconv::publish::{Options, publish};
-use coliconv::verify::Level;
+use coliconv::verify::parts::{finish, verify_part};
+use coliconv::verify::{self, Level, TokenOptions};
 use serde_json::{Value, json};
 
-use super::support::containers::{assert_valid, run, run_json};
+use super::support::containers::{assert_valid, fixture, run, run_json};
 use super::{LENIENT, Place, errors, lines};
 
 #[test]
@@ -21,6 +23,27 @@ fn without_reports_everything_is_named_with_its_command() {
     for command in ["run `coliconv verify ", "run `coliconv score "] {
         assert!(hints.iter().any(|hint| hint.starts_with(command)), "{hints:?}");
     }
+}
+
+#[test]
+fn a_verification_in_parts() {
+    let place = Place::new();
+    let references = vec![place.path("reference.json"), fixture("nano").join("expected/mtp-g64-mtp-indexer.json")];
+    let tokens = TokenOptions { references, ..TokenOptions::default() };
+    let options = verify::Options { level: Level::Tokens, source: None, threads: 0, tokens };
+    let report = place.path("verify.json");
+    fs::remove_file(&report).unwrap();
+    for number in 1..=2 {
+        let part = Part::new(number, 2).unwrap();
+        let found = verify_part(&place.container(), &options, part, &Silent).unwrap();
+        place.store(&format!("verify-{number}-of-2.json"), &serde_json::to_value(&found).unwrap());
+    }
+    let only = Options { reports: vec![place.path("verify-1-of-2.json"), place.path("score.json")], ..place.options() };
+    let refused = place.refuses(&only, &["evidence-missing", "report-of-part"]);
+    assert!(lines(&refused).contains("verify-1-of-2.json: the report is of part 1/2 alone"), "{}", lines(&refused));
+    let whole = finish(&place.container(), &options, &report, &Silent).unwrap();
+    place.store("verify.json", &serde_json::to_value(&whole).unwrap());
+    place.published();
 }
 
 #[test]
