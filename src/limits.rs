@@ -74,8 +74,8 @@ pub const VERIFY_READ_BYTES: usize = 256 << 10;
 pub const EXPERT_READERS: usize = 1;
 /// Pieces of an expert that are read at the same time: more make the disk no faster.
 pub const EXPERT_READ_THREADS: usize = 4;
-/// Bytes of such a piece: whole pages.
-pub const EXPERT_READ_BYTES: usize = 4 << 20;
+/// Bytes of such a piece, whole pages: many to an expert, so that all threads end together.
+pub const EXPERT_READ_BYTES: usize = 1 << 20;
 /// Workers that hash files, for each thread: while some wait for the disk, others hash.
 pub const HASH_WORKERS: usize = 4;
 /// Tensors that `diff` prints before it only counts the rest.

@@ -17,7 +17,7 @@
 //!
 //! # Kernels
 //!
-//! One or two rows of x are multiplied while four or eight weight rows are decoded, in registers ([`product`]). For more rows a
+//! Up to eight rows of x are multiplied while some weight rows are decoded, in registers ([`product`]). For more rows a
 //! tile of weights is decoded once and multiplied with all of them.
 
 /// `[f(0), f(1), …]`, written out: the vector code of a closure would be compiled without the features.
@@ -168,6 +168,8 @@ use plain::Plain;
 
 /// Columns that are worked on at once.
 pub(super) const CHUNK: usize = 64;
+/// Bytes that memory gives at once.
+const LINE_BYTES: usize = 64;
 /// Columns of a word of nibbles.
 const WORD: usize = 8;
 /// Words of nibbles of a chunk.
@@ -357,6 +359,13 @@ trait Lanes: Copy {
     fn sum(self, values: Self::Vector) -> f32;
     /// Asks for memory that is read soon; `ahead` bytes on.
     fn prefetch(self, from: &[u8], ahead: usize);
+    /// The same for so many bytes.
+    #[inline(always)]
+    fn prefetch_lines(self, from: &[u8], ahead: usize, bytes: usize) {
+        for line in 0..bytes.div_ceil(LINE_BYTES) {
+            self.prefetch(from, ahead + line * LINE_BYTES);
+        }
+    }
 
     /// Weights as they are; this and the following in the order of [`order`].
     fn f32(self, codes: &[u8; 4 * CHUNK]) -> [Self::Vector; 4];

@@ -8,6 +8,8 @@ pub(super) trait Codes {
     type Chunk: Copy;
     /// Whether there are scales.
     const SCALED: bool;
+    /// Whether decoding takes so many registers that only few weight rows are decoded at once.
+    const HEAVY: bool = false;
     /// Whether the words of a chunk have scales of their own: then [`Codes::decode_words`] decodes, else [`Codes::decode`].
     const BY_WORD: bool = false;
 
@@ -27,7 +29,7 @@ pub(super) trait Codes {
 }
 
 macro_rules! codes {
-    ($(#[$doc:meta])* $name:ident, $bytes:expr, $scaled:literal, ($lanes:ident, $chunk:ident, $scale:ident) => $decode:expr) => {
+    ($(#[$doc:meta])* $name:ident, $bytes:expr, $scaled:literal, $heavy:literal, ($lanes:ident, $chunk:ident, $scale:ident) => $decode:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub(super) struct $name;
@@ -35,6 +37,7 @@ macro_rules! codes {
         impl Codes for $name {
             type Chunk = [u8; $bytes];
             const SCALED: bool = $scaled;
+            const HEAVY: bool = $heavy;
 
             #[inline(always)]
             fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]) {
@@ -63,27 +66,27 @@ macro_rules! codes {
 
 codes!(
     /// Little-endian f32.
-    F32, 4 * CHUNK, false, (lanes, chunk, _scale) => lanes.f32(chunk)
+    F32, 4 * CHUNK, false, false, (lanes, chunk, _scale) => lanes.f32(chunk)
 );
 codes!(
     /// Two's complement bytes.
-    Int8, CHUNK, true, (lanes, chunk, scale) => lanes.int8(chunk, scale)
+    Int8, CHUNK, true, false, (lanes, chunk, scale) => lanes.int8(chunk, scale)
 );
 codes!(
     /// Nibbles, the even column low.
-    Int4, CHUNK / 2, true, (lanes, chunk, scale) => lanes.int4(chunk, scale)
+    Int4, CHUNK / 2, true, false, (lanes, chunk, scale) => lanes.int4(chunk, scale)
 );
 codes!(
     /// 16 bytes of low pairs, 8 bytes of third bits.
-    Int3, 24, true, (lanes, chunk, scale) => lanes.int3(chunk, scale)
+    Int3, 24, true, true, (lanes, chunk, scale) => lanes.int3(chunk, scale)
 );
 codes!(
     /// Pairs of bits, the first column lowest.
-    Int2, CHUNK / 4, true, (lanes, chunk, scale) => lanes.int2(chunk, scale)
+    Int2, CHUNK / 4, true, false, (lanes, chunk, scale) => lanes.int2(chunk, scale)
 );
 codes!(
     /// e4m3 bytes.
-    Fp8, CHUNK, true, (lanes, chunk, scale) => lanes.fp8(chunk, scale)
+    Fp8, CHUNK, true, false, (lanes, chunk, scale) => lanes.fp8(chunk, scale)
 );
 
 /// Nibbles, the even column low, with a scale for each word of eight columns.

@@ -7,8 +7,6 @@ use super::codes::Codes;
 use super::{CHUNK, Job, LANES, Lanes, Line, Tile};
 use crate::quantize::Decoder;
 
-/// Rows of x up to which weights are decoded in registers, again for each weight row.
-const DIRECT_ROWS: usize = 2;
 /// Rows of x whose sums are kept together: a tile is decoded once for so many.
 const MAX_X_ROWS: usize = 96;
 /// Up to so many rows of x a tile is small and stays in the first cache; for more it is used by many.
@@ -24,40 +22,64 @@ const TILE_STRIDE: usize = 4 * TILE_CHUNKS + 1;
 /// Weight rows `first` on with all rows of x: out [rows, n].
 #[inline(always)]
 pub(super) fn block<L: Lanes, C: Codes>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
-    if job.n > DIRECT_ROWS || C::BY_WORD {
+    // Where there are few registers, few rows of x are many.
+    let wide = L::TILE.0 >= 4;
+    if job.n > if wide { 8 } else { 2 } || C::BY_WORD {
         return tiled::<L, C>(lanes, job, first, out);
     }
     let (n, rows) = (job.n, out.len() / job.n);
-    // Eight rows hide the latency of a sum where there are enough registers.
-    let at_once = if L::TILE.0 < 4 { 4 } else { 8 };
+    // Enough weight rows at once to hide the latency of a sum.
+    let at_once = match (n, wide) {
+        (1, true) if !C::HEAVY => 8,
+        (1, false) | (_, true) => 4,
+        (_, false) => 2,
+    };
     let whole = rows / at_once * at_once;
     for row in (0..whole).step_by(at_once) {
         let (first, out) = (first + row, &mut out[row * n..][..at_once * n]);
-        match (n, at_once) {
-            (1, 8) => direct::<L, C, 8, 1>(lanes, job, first, out),
-            (1, _) => direct::<L, C, 4, 1>(lanes, job, first, out),
-            (_, 8) => {
-                direct::<L, C, 4, 2>(lanes, job, first, &mut out[..8]);
-                direct::<L, C, 4, 2>(lanes, job, first + 4, &mut out[8..]);
-            }
-            _ => {
-                direct::<L, C, 2, 2>(lanes, job, first, &mut out[..4]);
-                direct::<L, C, 2, 2>(lanes, job, first + 2, &mut out[4..]);
-            }
+        match at_once {
+            8 => few::<L, C, 8>(lanes, job, first, out),
+            4 => few::<L, C, 4>(lanes, job, first, out),
+            _ => few::<L, C, 2>(lanes, job, first, out),
         }
     }
     for row in whole..rows {
-        let out = &mut out[row * n..][..n];
-        match n {
-            1 => direct::<L, C, 1, 1>(lanes, job, first + row, out),
-            _ => direct::<L, C, 1, 2>(lanes, job, first + row, out),
-        }
+        few::<L, C, 1>(lanes, job, first + row, &mut out[row * n..][..n]);
     }
 }
 
-/// R weight rows with T rows of x, decoded in registers.
+/// R weight rows with all rows of x, up to four of them at once.
 #[inline(always)]
-fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
+fn few<L: Lanes, C: Codes, const R: usize>(lanes: L, job: &Job<'_>, first: usize, out: &mut [f32]) {
+    if R == 8 {
+        return direct::<L, C, R, 1>(lanes, job, first, 0, out);
+    }
+    let mut x = 0;
+    while x < job.n {
+        let left = job.n - x;
+        let t = left.div_ceil(left.div_ceil(4));
+        match t {
+            1 => direct::<L, C, R, 1>(lanes, job, first, x, out),
+            2 => direct::<L, C, R, 2>(lanes, job, first, x, out),
+            3 if R != 2 => direct::<L, C, R, 3>(lanes, job, first, x, out),
+            4 if R != 2 => direct::<L, C, R, 4>(lanes, job, first, x, out),
+            t => unreachable!("{t} of {} rows at once", job.n),
+        }
+        x += t;
+    }
+}
+
+/// R weight rows with T rows of x from `x_first` on, decoded in registers: out [R, n].
+///
+/// Memory is asked for in the order in which it lies there: while R rows are multiplied, the R rows behind them.
+#[inline(always)]
+fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(
+    lanes: L,
+    job: &Job<'_>,
+    first: usize,
+    x_first: usize,
+    out: &mut [f32],
+) {
     let mut sums = [[lanes.zero(); T]; R];
     let mut rows: [&[C::Chunk]; R] = [&[]; R];
     let mut scales: [&[f32]; R] = [&[]; R];
@@ -66,20 +88,23 @@ fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(lanes: L, job: &Jo
         (rows[r], rest[r]) = C::split(job.codes(first + r));
         scales[r] = job.scales(first + r);
     }
+    let full = rows[0].len();
     let mut x: [&[[Line; 4]]; T] = [&[]; T];
     for t in 0..T {
-        x[t] = job.x_row(t).as_chunks().0;
+        x[t] = job.x_row(x_first + t).as_chunks().0;
     }
-    let (full, per_scale) = (rows[0].len(), job.chunks_per_scale());
-    let ahead = if R * job.row_bytes <= NEAR_BYTES { R * job.row_bytes } else { PREFETCH_BYTES };
+    let per_scale = job.chunks_per_scale();
+    let (codes, ahead) = (job.codes(first), R * job.row_bytes);
+    let of_chunk = R * size_of::<C::Chunk>();
     if C::SCALED && per_scale == 1 {
+        let mut of_chunks = scales;
         for r in 0..R {
-            rows[r] = &rows[r][..full];
+            (rows[r], of_chunks[r]) = (&rows[r][..full], &scales[r][..full]);
         }
         for chunk in 0..full {
+            lanes.prefetch_lines(codes, ahead + chunk * of_chunk, of_chunk);
             for r in 0..R {
-                lanes.prefetch(C::bytes(&rows[r][chunk]), ahead);
-                let w = C::decode(lanes, &rows[r][chunk], scales[r][chunk]);
+                let w = C::decode(lanes, &rows[r][chunk], of_chunks[r][chunk]);
                 for t in 0..T {
                     sums[r][t] = multiplied(lanes, w, &x[t][chunk], sums[r][t]);
                 }
@@ -96,8 +121,8 @@ fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(lanes: L, job: &Jo
                 }
             }
             for chunk in begin..end {
+                lanes.prefetch_lines(codes, ahead + chunk * of_chunk, of_chunk);
                 for r in 0..R {
-                    lanes.prefetch(C::bytes(&rows[r][chunk]), ahead);
                     let w = C::decode(lanes, &rows[r][chunk], scale[r]);
                     for t in 0..T {
                         sums[r][t] = multiplied(lanes, w, &x[t][chunk], sums[r][t]);
@@ -118,15 +143,10 @@ fn direct<L: Lanes, C: Codes, const R: usize, const T: usize>(lanes: L, job: &Jo
     }
     for r in 0..R {
         for t in 0..T {
-            out[r * T + t] = lanes.sum(sums[r][t]);
+            out[r * job.n + x_first + t] = lanes.sum(sums[r][t]);
         }
     }
 }
-
-/// Up to so many bytes of weight rows, what is asked for ahead are the rows that are multiplied next; else
-/// [`PREFETCH_BYTES`] of the same rows.
-const NEAR_BYTES: usize = 64 << 10;
-const PREFETCH_BYTES: usize = 2048;
 
 /// The products of a chunk, added to sums.
 #[inline(always)]
