@@ -77,11 +77,10 @@ impl Check {
         self.findings = known.into_iter().chain(new).collect();
         self.findings.sort_by_key(|found| found.rank);
         // What a part could not look at was not looked at.
-        let replaces = match (&self.looked, &other.looked) {
-            (Looked::Elsewhere, _) => true,
-            (Looked::At(_) | Looked::Share(_), Looked::Skipped(_)) => true,
-            _ => false,
-        };
+        let replaces = matches!(
+            (&self.looked, &other.looked),
+            (Looked::Elsewhere, _) | (Looked::At(_) | Looked::Share(_), Looked::Skipped(_))
+        );
         if replaces {
             self.looked = other.looked;
         }
