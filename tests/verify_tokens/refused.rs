@@ -95,7 +95,7 @@ fn memory_is_that_of_every_model_that_is_held() {
     let source = ["--source", nano.to_str().unwrap()];
     let container = whole();
     // 6.8 M weights of 4 bytes, twice with the source beside it; or as they are stored, but for routed experts.
-    let (reference, cpu) = (&["--memory", "40M", "--device", "reference"][..], &["--memory", "12M"][..]);
+    let (reference, cpu) = (&["--memory", "40M", "--device", "reference"][..], &["--memory", "18M"][..]);
     for (memory, kind) in [(reference, "model-too-large"), (cpu, "memory-too-small")] {
         assert_eq!(run_json(&[&["verify"], memory].concat(), &[container.path()]).0, 0);
         assert_eq!(refused(&[memory, &source].concat(), container.path()), kind);
