@@ -14,7 +14,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::container::manifest::{Manifest, json_text};
+use crate::container::manifest::json_text;
 use crate::convert::{self, Follow, Job};
 use crate::error::{Fault, Faults, Result};
 use crate::io::{Claim, DirectoryLock, read_small, write_whole};
@@ -152,8 +152,7 @@ impl Run<'_> {
         let (started, settings) = (Instant::now(), self.settings);
         (self.observers.step)("verify");
         let path = self.report_path("verify.json");
-        let manifest = Manifest::read(&settings.container)?;
-        let state = State::of_verify(settings, manifest.as_ref())?;
+        let state = State::of_verify(settings)?;
         let earlier = state.is_kept(&settings.reports).then(|| read_report::<VerifyReport>(&path)).flatten();
         if let Some(report) = earlier.filter(|report| report.verdict == Verdict::Pass) {
             self.ended("verify", StepStatus::Kept, "the same bytes and options".to_owned(), Some(path), started);

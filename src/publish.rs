@@ -24,7 +24,9 @@ pub mod shell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::container::manifest::{CARD_FILE, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, SUMS_FILE, json_text};
+use crate::container::manifest::{
+    CARD_FILE, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, SUMS_FILE, json_text, statement_sha256,
+};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::{Claim, DirectoryLock, read_small, write_whole};
 use crate::limits;
@@ -159,7 +161,7 @@ impl Gate<'_> {
     ) -> Result<(), Faults> {
         let policy = self.options.policy.clone().unwrap_or_default();
         let path = self.container.join(MANIFEST_FILE);
-        let Some(manifest) = Manifest::read(self.container)? else {
+        let Some((manifest, manifest_sha256)) = Manifest::read_stated(self.container)? else {
             let (what, command) = ("the manifest", CONVERT_COMMAND.to_owned());
             checks.check(
                 "manifest",
@@ -171,6 +173,10 @@ impl Gate<'_> {
             return Ok(());
         };
         let mut contents = Contents::read(self.container, &manifest, progress)?;
+        // What is written in the end must say the same, so that the reports are about it, too.
+        if statement_sha256(&path, &manifest.to_bytes())? != manifest_sha256 {
+            contents.manifest_faults.push(Fault::new(Place::file(&path), FaultKind::ManifestForeignKeys));
+        }
         checks.check(
             "manifest",
             std::mem::take(&mut contents.manifest_faults),
@@ -183,8 +189,12 @@ impl Gate<'_> {
         report.bytes_read = contents.hashed.iter().map(|file| file.record.bytes).sum();
         let records: Vec<_> = contents.hashed.iter().map(|file| file.record.clone()).collect();
         report.model_sha256 = Some(model_sha256_of(&records));
-        let (evidence, foreign) =
-            self.evidence.clone().about(self.container, &records, &gate::verify_command(self.container));
+        let (evidence, foreign) = self.evidence.clone().about(
+            self.container,
+            &records,
+            &manifest_sha256,
+            &gate::verify_command(self.container),
+        );
         let card = contents.card(self.container, &manifest)?;
         let subject = card::Subject {
             container: self.container,

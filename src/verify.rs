@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoint;
-use crate::container::manifest::FileRecord;
+use crate::container::manifest::{FileRecord, Manifest};
 use crate::container::reader::{Container, Found, StoredWeight, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place, Severity};
 use crate::format::Format;
@@ -74,7 +74,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
     let prepare = || tokens::prepare(path, options.source.as_deref(), &options.tokens);
     let prepared = (options.level == Level::Tokens).then(prepare).transpose()?;
     let pool = threads::pool(options.threads, path)?;
-    let Levels { mut stages, source, model, same_weights, hashed } = match kind {
+    let Levels { mut stages, source, model, same_weights, hashed, manifest_sha256 } = match kind {
         ModelKind::Checkpoint => checkpoint::levels(path, options, &pool, progress)?,
         ModelKind::Container => container(path, options, &pool, progress)?,
     };
@@ -102,6 +102,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
             .into_iter()
             .map(|FileRecord { name, bytes, sha256 }| VerifyFile { name, bytes, sha256 })
             .collect(),
+        manifest_sha256,
         verdict: if failed { Verdict::Fail } else { Verdict::Pass },
         checks: Vec::new(),
         tokens: computed.tokens,
@@ -156,6 +157,8 @@ struct Levels<'a> {
     same_weights: bool,
     /// The files of a manifest, where all of them were hashed and found to be as it says.
     hashed: Vec<FileRecord>,
+    /// The hash of what this manifest says.
+    manifest_sha256: Option<String>,
 }
 
 /// The levels of a container.
@@ -165,6 +168,7 @@ fn container<'a>(
     pool: &rayon::ThreadPool,
     progress: &dyn Progress,
 ) -> Result<Levels<'a>, Faults> {
+    let stated = Manifest::read_stated(path).unwrap_or_default();
     let mut survey = Survey::read(path)?;
     let mut stages = vec![structure::of_container(&mut survey)];
     // A wrong source is refused now, not after hours of checksums.
@@ -176,6 +180,9 @@ fn container<'a>(
         stages.push(pool.install(|| payload::of_container(&survey, progress)));
         hashed = as_recorded(&survey, &stages);
     }
+    // What the survey read must be what was hashed.
+    let stated = stated.filter(|(manifest, _)| !hashed.is_empty() && survey.manifest.as_ref() == Some(manifest));
+    let manifest_sha256 = stated.map(|(_, sha256)| sha256);
     let mut compared = None;
     match opened {
         Some(Opened::Comparable(checkpoint)) => {
@@ -189,7 +196,7 @@ fn container<'a>(
     let exact = |weight: &StoredWeight| matches!(weight.format, Some(Format::F32 | Format::Fp8E4m3B128));
     let same_weights = survey.weights.values().all(exact);
     let model = if sound { Some(Box::new(Container::from_survey(survey)?) as Box<dyn Weights>) } else { None };
-    Ok(Levels { stages, source: compared, model, same_weights, hashed })
+    Ok(Levels { stages, source: compared, model, same_weights, hashed, manifest_sha256 })
 }
 
 /// The files of the manifest, sorted, if they are there and their hashes are those that it gives.

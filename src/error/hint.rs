@@ -285,6 +285,9 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
             "give what `coliconv verify --report FILE` or `coliconv score --out DIR` (score.json) wrote".into()
         }
         K::EvidenceMissing { command, .. } | K::ReportUnbound { command } => format!("run `{command}`"),
+        K::ManifestForeignKeys => {
+            "publishing writes the manifest anew and would lose them: publish with the program that wrote it, or restore it".into()
+        }
         K::NotOfContainer => "move it out of the directory".into(),
         K::ReportOfOtherBytes { .. } => {
             "the container was changed after the report was made: make the report again".into()

@@ -605,7 +605,9 @@ pub enum FaultKind {
     EvidenceMissing { what: &'static str, command: String },
     #[error("the manifest does not name this, and an upload would take it along")]
     NotOfContainer,
-    #[error("the report does not say which bytes it is about")]
+    #[error("the manifest has keys that this program does not write, or lacks some that it does")]
+    ManifestForeignKeys,
+    #[error("the report does not say which bytes and which manifest it is about")]
     ReportUnbound { command: String },
     #[error("the report is of other bytes: {} was {}, now it is {}", escaped(what), escaped(found), escaped(expected))]
     ReportOfOtherBytes { what: String, expected: String, found: String },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::container::manifest::{CARD_FILE, FileRecord, SOURCE_CARD_FILE};
+use crate::container::manifest::{CARD_FILE, FileRecord, MANIFEST_FILE, SOURCE_CARD_FILE};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::read_small;
 use crate::limits;
@@ -66,10 +66,17 @@ impl Evidence {
     }
 
     /// Separates the reports that are about these files from what is wrong with the others.
-    pub fn about(self, container: &Path, files: &[FileRecord], verify_command: &str) -> (Evidence, Vec<Fault>) {
+    /// `manifest_sha256` is the hash of what the manifest says now.
+    pub fn about(
+        self,
+        container: &Path,
+        files: &[FileRecord],
+        manifest_sha256: &str,
+        verify_command: &str,
+    ) -> (Evidence, Vec<Fault>) {
         let (mut good, mut faults) = (Evidence::default(), Vec::new());
         for told in self.verify {
-            match other_files(&told, files, verify_command) {
+            match other_files(&told, files, manifest_sha256, verify_command) {
                 found if found.is_empty() => good.verify.push(told),
                 found => faults.extend(found),
             }
@@ -95,11 +102,13 @@ fn other_bytes(what: &str, expected: &str, found: &str) -> FaultKind {
     FaultKind::ReportOfOtherBytes { what: what.to_owned(), expected: expected.to_owned(), found: found.to_owned() }
 }
 
-/// Files that are not those that a report of `verify` is about. Cards are text that no verification looks at.
-fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], command: &str) -> Vec<Fault> {
-    if told.report.files.is_empty() {
+/// Files that are not those that a report of `verify` is about, and a manifest that says something else. Cards are text that
+/// no verification looks at.
+fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], manifest_sha256: &str, command: &str) -> Vec<Fault> {
+    let stated = told.report.manifest_sha256.as_deref().filter(|_| !told.report.files.is_empty());
+    let Some(stated) = stated else {
         return vec![told.fault(FaultKind::ReportUnbound { command: command.to_owned() })];
-    }
+    };
     let counts = |name: &str| name != CARD_FILE && name != SOURCE_CARD_FILE;
     let then = told.report.files.iter().map(|file| (file.name.as_str(), file.sha256.as_str()));
     let then: BTreeMap<&str, &str> = then.filter(|(name, _)| counts(name)).collect();
@@ -110,7 +119,9 @@ fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], command: &str) -
     names.dedup();
     let hash = |map: &BTreeMap<&str, &str>, name: &str| map.get(name).copied().unwrap_or("absent").to_owned();
     let pairs = names.into_iter().map(|name| (name, hash(&now, name), hash(&then, name)));
+    let manifest = (MANIFEST_FILE, manifest_sha256.to_owned(), stated.to_owned());
     pairs
+        .chain([manifest])
         .filter(|(_, now, then)| now != then)
         .map(|(name, now, then)| told.fault(other_bytes(name, &now, &then)))
         .collect()

@@ -25,6 +25,9 @@ pub struct VerifyReport {
     /// The files that were hashed, all as the manifest says, by name; the verdict is about these bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<VerifyFile>,
+    /// SHA-256 of what the manifest says, but for the cards: the verdict is about this, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest_sha256: Option<String>,
     /// `pass` when no check failed.
     pub verdict: Verdict,
     /// What was checked, in order.

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use coliconv::container::manifest::statement_sha256;
 use coliconv::publish::front::Front;
 use serde_json::json;
 
@@ -60,6 +61,9 @@ fn a_recipe_with_rules_is_shown() {
     place.edit("nano-g64/coliconv.manifest.json", |manifest| {
         manifest["recipe"] = json!({"group_size": "row", "xbits": 3, "rules": [{"tensor": "*.o_proj.weight", "format": "int8-row"}]});
     });
+    let path = place.container().join("coliconv.manifest.json");
+    let stated = statement_sha256(&path, &fs::read(&path).unwrap()).unwrap();
+    place.edit("verify.json", |report| report["manifest_sha256"] = json!(stated));
     place.published();
     let text = card(&place);
     let command =
