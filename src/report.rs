@@ -26,7 +26,7 @@ pub use self::score::{
 };
 pub use self::verify::{
     CheckStatus, Verdict, VerifyAgreement, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile, VerifyGpu,
-    VerifyGreedy, VerifyReport, VerifyTeacherForced, VerifyTokens,
+    VerifyGreedy, VerifyOwnDrafts, VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
 pub use crate::error::Severity;
 use crate::error::{Fault, FaultKind, escaped, escaped_whole};

@@ -21,7 +21,7 @@ use crate::error::{Fault, FaultKind, Faults, Place, Severity};
 use crate::format::Format;
 use crate::progress::Progress;
 use crate::report::{CheckStatus, Finding, Verdict, VerifyCheck, VerifyFile, VerifyReport};
-use crate::score::identity::model_sha256_of;
+use crate::score::identity::{model_sha256_in, model_sha256_of};
 use crate::threads;
 use crate::weights::{ModelKind, Weights};
 use weights::Opened;
@@ -74,7 +74,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
     let prepare = || tokens::prepare(path, options.source.as_deref(), &options.tokens);
     let prepared = (options.level == Level::Tokens).then(prepare).transpose()?;
     let pool = threads::pool(options.threads, path)?;
-    let Levels { mut stages, source, model, same_weights, hashed, manifest_sha256 } = match kind {
+    let Levels { mut stages, source, model, same_weights, hashed, manifest_sha256, source_model_sha256 } = match kind {
         ModelKind::Checkpoint => checkpoint::levels(path, options, &pool, progress)?,
         ModelKind::Container => container(path, options, &pool, progress)?,
     };
@@ -84,7 +84,8 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
             Some(model) => {
                 let source = source.as_ref().map(|(_, source)| source as &dyn Weights);
                 let good = !stages.iter().any(Stage::failed);
-                let subject = tokens::Subject { weights: &**model, source, same_weights, good };
+                let model_sha256 = writer(path, kind, &hashed, options)?;
+                let subject = tokens::Subject { weights: &**model, source, same_weights, good, model_sha256 };
                 computed = pool.install(|| tokens::run(&subject, prepared, &options.tokens, progress))?;
             }
             None => computed.skip("the structure is not sound", &options.tokens),
@@ -97,6 +98,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
         kind: kind.name().to_owned(),
         level: options.level.name().to_owned(),
         source: source.map(|(path, _)| path.to_string_lossy().into_owned()),
+        source_model_sha256,
         model_sha256: (!hashed.is_empty()).then(|| model_sha256_of(&hashed)),
         files: hashed
             .into_iter()
@@ -107,6 +109,7 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
         checks: Vec::new(),
         tokens: computed.tokens,
         source_agreement: computed.agreement,
+        own_drafts: computed.own_drafts,
         experts: computed.experts,
         findings: Vec::new(),
         bytes_read: stages.iter().map(|stage| stage.bytes_read).sum(),
@@ -117,6 +120,14 @@ pub fn verify(path: &Path, options: &Options, progress: &dyn Progress) -> Result
         report.findings.extend(stage.findings.iter().map(|(severity, fault)| Finding::new(*severity, fault)));
     }
     Ok(report)
+}
+
+/// The hash that references of a container are to carry.
+fn writer(path: &Path, kind: ModelKind, hashed: &[FileRecord], options: &Options) -> Result<Option<String>, Faults> {
+    if options.tokens.write_reference.is_none() || kind != ModelKind::Container {
+        return Ok(None);
+    }
+    if hashed.is_empty() { model_sha256_in(path).map(Some) } else { Ok(Some(model_sha256_of(hashed))) }
 }
 
 /// Refuses what the options cannot mean together.
@@ -159,6 +170,8 @@ struct Levels<'a> {
     hashed: Vec<FileRecord>,
     /// The hash of what this manifest says.
     manifest_sha256: Option<String>,
+    /// The hash of the source, if the weights are its.
+    source_model_sha256: Option<String>,
 }
 
 /// The levels of a container.
@@ -183,11 +196,15 @@ fn container<'a>(
     // What the survey read must be what was hashed.
     let stated = stated.filter(|(manifest, _)| !hashed.is_empty() && survey.manifest.as_ref() == Some(manifest));
     let manifest_sha256 = stated.map(|(_, sha256)| sha256);
-    let mut compared = None;
+    let (mut compared, mut source_model_sha256) = (None, None);
     match opened {
         Some(Opened::Comparable(checkpoint)) => {
             stages.push(pool.install(|| weights::against(&survey, &checkpoint, progress)));
             compared = source.map(|path| (path, *checkpoint));
+            if let Some((path, _)) = compared.as_ref().filter(|_| !stages.iter().any(Stage::failed)) {
+                progress.file("hashing the source");
+                source_model_sha256 = Some(pool.install(|| model_sha256_in(path))?);
+            }
         }
         Some(Opened::OtherShapes) => stages.push(weights::skipped("names or shapes are not those of the source")),
         None if options.level >= Level::Weights => stages.push(weights::skipped("no --source")),
@@ -196,7 +213,7 @@ fn container<'a>(
     let exact = |weight: &StoredWeight| matches!(weight.format, Some(Format::F32 | Format::Fp8E4m3B128));
     let same_weights = survey.weights.values().all(exact);
     let model = if sound { Some(Box::new(Container::from_survey(survey)?) as Box<dyn Weights>) } else { None };
-    Ok(Levels { stages, source: compared, model, same_weights, hashed, manifest_sha256 })
+    Ok(Levels { stages, source: compared, model, same_weights, hashed, manifest_sha256, source_model_sha256 })
 }
 
 /// The files of the manifest, sorted, if they are there and their hashes are those that it gives.

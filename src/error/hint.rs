@@ -292,13 +292,23 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::ReportOfOtherBytes { .. } => {
             "the container was changed after the report was made: make the report again".into()
         }
+        K::ReportContradicts { .. } => "it was edited, or is of another version: make the report again".into(),
+        K::BaselineNotSource { .. } | K::BaselineOtherSource { .. } => {
+            "score the checkpoint that the container was made from, and give its results as --baseline".into()
+        }
+        K::ReferenceOfItself => {
+            "give references of another implementation or of the checkpoint, or verify with --source".into()
+        }
         K::ReportOfPart { .. } => "join the parts with `coliconv score --finish`".into(),
         K::ReportSaysNo => "the report itself says what is wrong".into(),
         K::DeviceNotUsed { .. } => "verify where the device works, or leave it out of --device".into(),
         K::PolicyMissed { .. } => "make the container anew with more bits, or ask for less in --policy".into(),
         K::CardChanged { .. } => {
-            "remove README.md and publish again; words of your own go into `card.notes` of the policy".into()
+            "words of your own go into `card.notes` of the policy; take back the change, or remove README.md if `publish` made \
+             it: the source's own card is put back from the source"
+                .into()
         }
+        K::CardMissing => "copy README.md of the source, as it was converted, into the container".into(),
         K::CardSyntax { .. } => {
             "correct it in the source and convert again, or leave it: only its text is kept then".into()
         }

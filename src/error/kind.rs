@@ -611,6 +611,18 @@ pub enum FaultKind {
     ReportUnbound { command: String },
     #[error("the report is of other bytes: {} was {}, now it is {}", escaped(what), escaped(found), escaped(expected))]
     ReportOfOtherBytes { what: String, expected: String, found: String },
+    #[error("the report contradicts itself: {} is {}, expected {}", escaped(what), escaped(found), escaped(expected))]
+    ReportContradicts { what: String, expected: String, found: String },
+    #[error("the baseline is {}, not the source: a checkpoint", escaped(found))]
+    BaselineNotSource { found: String },
+    #[error(
+        "the baseline is another model than the source: its hash is {}, the source's {}",
+        escaped(found),
+        escaped(expected)
+    )]
+    BaselineOtherSource { expected: String, found: String },
+    #[error("the reference was written by this very container, so it proves nothing")]
+    ReferenceOfItself,
     #[error("the report is of part {} of the rows alone", escaped(part))]
     ReportOfPart { part: String },
     #[error("the verdict of this report is fail")]

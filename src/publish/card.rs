@@ -90,7 +90,7 @@ impl Subject<'_> {
         }
         out += &format!("\n## Formats\n\n{}", formats_table(self.manifest));
         out += &self.verification();
-        out += &scores_text(&self.evidence.score);
+        out += &scores_text(&self.evidence.score, &self.evidence.verify);
         out += &self.made();
         out += &self.checking();
         out

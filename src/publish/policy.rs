@@ -45,7 +45,8 @@ pub struct VerifyPolicy {
     /// Largest difference of a log-probability; null leaves it to `verify`.
     #[schemars(range(min = 0))]
     pub max_abs_logprob_diff: Option<f64>,
-    /// Smallest share of predictions that are those of the source; null for any.
+    /// Smallest share of predictions that are those of the source. Null is half of them where the
+    /// source was run, and no demand that it was.
     #[schemars(range(min = 0, max = 1))]
     pub min_source_agreement: Option<f64>,
     /// Smallest share of the MTP head's drafts that are accepted, where any were proposed.
@@ -78,6 +79,8 @@ pub struct ScorePolicy {
     pub min_texts: u64,
     /// Fewest questions of every task.
     pub min_questions: u64,
+    /// Fewest predicted tokens of every text.
+    pub min_tokens: u64,
     /// By how much `acc` and `acc_norm` of a task may be lower than the baseline's.
     #[schemars(range(min = 0, max = 1))]
     pub max_accuracy_drop: f64,
@@ -101,10 +104,11 @@ impl Default for ScorePolicy {
         ScorePolicy {
             min_tasks: 0,
             min_texts: 0,
-            min_questions: 0,
+            min_questions: 10,
+            min_tokens: 100,
             max_accuracy_drop: 0.05,
             max_perplexity_increase: 0.2,
-            max_kl_mean: None,
+            max_kl_mean: Some(1.0),
             min_top1_agreement: None,
             conclusive: false,
             allow_excluded: false,

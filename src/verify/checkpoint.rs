@@ -47,7 +47,15 @@ pub(super) fn levels<'a>(
         });
     }
     let model = checkpoint.map(|checkpoint| Box::new(checkpoint) as Box<dyn Weights>);
-    Ok(Levels { stages, source: None, model, same_weights: false, hashed: Vec::new(), manifest_sha256: None })
+    Ok(Levels {
+        stages,
+        source: None,
+        model,
+        same_weights: false,
+        hashed: Vec::new(),
+        manifest_sha256: None,
+        source_model_sha256: None,
+    })
 }
 
 /// Looks for values and scales that are not finite.

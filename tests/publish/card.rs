@@ -34,7 +34,7 @@ fn what_the_source_says_of_itself_is_carried() {
     assert_eq!(front.license_name.as_deref(), Some("nano-licence"));
     assert_eq!(front.license_link.as_deref(), Some("https://example.org/licence"));
     assert_eq!((front.base_model, front.language), (vec!["example/nano".to_owned()], vec!["en".to_owned()]));
-    let policy = r#"{"card": {"base_model": "example/other", "notes": "Words of mine."}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1}}"#;
+    let policy = r#"{"card": {"base_model": "example/other", "notes": "Words of mine."}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}"#;
     assert_eq!(errors(&place.publish(&place.with_policy(policy))), [""; 0]);
     let text = card(&place);
     assert!(text.contains("base_model:\n- example/other\n") && text.contains("\nWords of mine.\n"), "{text}");
@@ -46,6 +46,8 @@ fn names_in_a_card_are_no_markup() {
     place.edit("score.json", |report| {
         let name = "a|b <script>alert(1)</script> `x` [y](z)\n# Title";
         report["baseline"]["tasks"][0]["task"] = json!(name);
+        report["baseline"]["compared"][0]["name"] = json!(name);
+        report["tasks"][0]["task"] = json!(name);
         report["inputs"][0]["name"] = json!(name);
     });
     place.edit("verify.json", |report| report["tokens"][0]["reference"] = json!("/home/somebody/re|f.json"));
