@@ -302,6 +302,20 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::ReportOfPart { .. } => "join the parts with `coliconv score --finish`".into(),
         K::ReportSaysNo => "the report itself says what is wrong".into(),
         K::DeviceNotUsed { .. } => "verify where the device works, or leave it out of --device".into(),
+        K::PolicyMissed { what, expected, .. } if what == "the devices that computed" => {
+            format!("run `coliconv verify CONTAINER --device {expected} …` where there is one, and give its report, too")
+        }
+        K::PolicyMissed { what, .. } if what.starts_with("the number of devices") => {
+            "verify with --device on more devices, and give all reports".into()
+        }
+        K::PolicyMissed { what, .. } if what.starts_with("the number of references") => {
+            "verify with more --reference, or with --source".into()
+        }
+        K::PolicyMissed { what, .. }
+            if ["questions", "tokens", "tasks", "texts"].iter().any(|of| what.starts_with(&format!("the number of {of}"))) =>
+        {
+            "score more: other inputs, or a larger --limit".into()
+        }
         K::PolicyMissed { .. } => "make the container anew with more bits, or ask for less in --policy".into(),
         K::CardChanged { .. } => {
             "words of your own go into `card.notes` of the policy; take back the change, or remove README.md if `publish` made \

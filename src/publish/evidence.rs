@@ -56,11 +56,16 @@ impl Evidence {
             |e: serde_json::Error| Fault::new(Place::file(&path), FaultKind::NotAReport { message: e.to_string() });
         // Only a report of `verify` has a level.
         if value.get("level").is_some() {
-            let report = serde_json::from_value(value).map_err(no_report)?;
-            self.verify.push(Told { path, report });
+            let report: VerifyReport = serde_json::from_value(value).map_err(no_report)?;
+            // The same report given twice is one.
+            if !self.verify.iter().any(|told| told.report == report) {
+                self.verify.push(Told { path, report });
+            }
         } else {
-            let report = serde_json::from_value(value).map_err(no_report)?;
-            self.score.push(Told { path, report });
+            let report: ScoreReport = serde_json::from_value(value).map_err(no_report)?;
+            if !self.score.iter().any(|told| told.report == report) {
+                self.score.push(Told { path, report });
+            }
         }
         Ok(())
     }

@@ -195,3 +195,38 @@ fn a_refusal_takes_the_plan_of_an_earlier_run_away() {
     place.publish(&place.options());
     assert_eq!(fs::read(&plan).unwrap(), b"mine");
 }
+
+#[test]
+fn the_same_report_twice_and_another_device_count_once() {
+    let place = Place::new();
+    place.published();
+    let card = || fs::read_to_string(place.container().join("README.md")).unwrap();
+    let before = card();
+    fs::copy(place.path("score.json"), place.path("again.json")).unwrap();
+    let options = place.options();
+    let reports = [options.reports.clone(), vec![place.path("again.json"), place.path("verify.json")]].concat();
+    assert_eq!(errors(&place.publish(&Options { reports, ..options })), [""; 0]);
+    assert_eq!(card(), before);
+    let drafts = |text: &str| text.lines().find(|line| line.contains("drafts of the MTP head")).unwrap().to_owned();
+    place.edit("verify.json", |report| {
+        let tokens = report["tokens"].as_array_mut().unwrap();
+        let mut other = tokens.clone();
+        other
+            .iter_mut()
+            .for_each(|entry| (entry["device"], entry["backend"]) = (json!("reference"), json!("reference")));
+        tokens.extend(other);
+    });
+    place.published();
+    assert_eq!(drafts(&card()), drafts(&before));
+}
+
+#[test]
+fn a_policy_that_is_missed_tells_what_to_do() {
+    let place = Place::new();
+    let policy =
+        r#"{"verify": {"devices": ["cpu", "vulkan"]}, "score": {"min_questions": 99, "max_accuracy_drop": 1}}"#;
+    let report = place.publish(&place.with_policy(policy));
+    let hints: Vec<&str> = report.findings.iter().filter_map(|finding| finding.hint.as_deref()).collect();
+    assert!(hints.iter().any(|hint| hint.contains("--device vulkan")), "{hints:?}");
+    assert!(hints.iter().any(|hint| hint.starts_with("score more")), "{hints:?}");
+}

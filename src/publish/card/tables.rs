@@ -1,6 +1,6 @@
 //! Tables of a model card, in Markdown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::super::evidence::Told;
@@ -179,10 +179,14 @@ pub(super) fn drafts_text(verify: &[Told<VerifyReport>], score: &[Told<ScoreRepo
         let (matched, total) = (agreement.matched, agreement.total);
         out += &format!("\nThe source predicts the same token {matched} of {total} times ({share:.1} %).\n");
     }
-    let drafts = verify.iter().flat_map(|told| &told.report.tokens).filter_map(|entry| entry.mtp.as_ref());
+    // Another device drafts the same along the same reference: it counts once.
+    let mut seen = BTreeSet::new();
+    let entries = verify.iter().flat_map(|told| &told.report.tokens).filter(|entry| entry.mtp.is_some());
+    let drafts: Vec<_> =
+        entries.filter(|e| seen.insert((&e.reference, e.number))).filter_map(|entry| entry.mtp.as_ref()).collect();
     let of_probes = score.iter().filter_map(|told| told.report.probes.as_ref()?.mtp.as_ref());
     let counts =
-        drafts.map(|mtp| (mtp.accepted, mtp.proposed)).chain(of_probes.map(|mtp| (mtp.accepted, mtp.proposed)));
+        drafts.iter().map(|mtp| (mtp.accepted, mtp.proposed)).chain(of_probes.map(|mtp| (mtp.accepted, mtp.proposed)));
     let (accepted, proposed) = counts.fold((0, 0), |(a, p), (accepted, proposed)| (a + accepted, p + proposed));
     if proposed > 0 {
         let share = 100.0 * accepted as f64 / proposed as f64;
