@@ -120,7 +120,8 @@ fn of_baseline(report: &ScoreReport, baseline: &ScoreBaseline) -> Vec<FaultKind>
     for task in &baseline.tasks {
         for (metric, paired) in [("acc", &task.acc), ("acc_norm", &task.acc_norm)] {
             let difference = paired.model - paired.baseline;
-            if !((paired.difference - difference).abs() <= TOLERANCE) {
+            let apart = (paired.difference - difference).abs();
+            if apart.is_nan() || apart > TOLERANCE {
                 let what = format!("the difference of {} {metric}", task.task);
                 kinds.push(contradicts(what, difference.to_string(), paired.difference.to_string()));
             }
@@ -128,7 +129,8 @@ fn of_baseline(report: &ScoreReport, baseline: &ScoreBaseline) -> Vec<FaultKind>
     }
     for text in &baseline.texts {
         let ratio = text.model / text.baseline;
-        if !((text.ratio - ratio).abs() <= TOLERANCE * ratio) {
+        let apart = (text.ratio / ratio - 1.0).abs();
+        if apart.is_nan() || apart > TOLERANCE {
             let what = format!("the ratio of {}", text.name);
             kinds.push(contradicts(what, ratio.to_string(), text.ratio.to_string()));
         }
