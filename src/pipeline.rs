@@ -14,10 +14,10 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::container::manifest::{Manifest, json_text};
+use crate::container::manifest::json_text;
 use crate::convert::{self, Follow, Job};
 use crate::error::{Fault, Faults, Result};
-use crate::io::{Claim, DirectoryLock, read_small, write_whole};
+use crate::io::{Claim, DirectoryLock, hook, read_small, write_whole};
 use crate::limits;
 use crate::progress::Progress;
 use crate::publish::{self, publish};
@@ -65,7 +65,14 @@ pub fn run(path: &Path, observers: &Observers<'_>) -> Result<PipelineReport, Fau
         publish: None,
         seconds: 0.0,
     };
-    run.all(&mut report)?;
+    // What an earlier run said of the whole must not outlive this one, however it ends.
+    for name in ["pipeline.json", "publish.json"] {
+        remove(&directory.join(name))?;
+    }
+    if let Err(faults) = run.all(&mut report) {
+        publish::withdraw(&settings.container)?;
+        return Err(faults);
+    }
     let done = run.steps.len();
     let names = ["convert", "verify", "score-source", "score", "publish"];
     let skipped = |name: &&str| PipelineStep {
@@ -79,6 +86,9 @@ pub fn run(path: &Path, observers: &Observers<'_>) -> Result<PipelineReport, Fau
     report.steps.extend(names[done..].iter().map(skipped));
     let failed = report.steps.iter().any(|step| step.status == StepStatus::Failed);
     report.verdict = if failed { Verdict::Fail } else { Verdict::Pass };
+    if failed {
+        publish::withdraw(&settings.container)?;
+    }
     report.seconds = started.elapsed().as_secs_f64();
     write_report(&directory.join("pipeline.json"), &report)?;
     Ok(report)
@@ -152,8 +162,7 @@ impl Run<'_> {
         let (started, settings) = (Instant::now(), self.settings);
         (self.observers.step)("verify");
         let path = self.report_path("verify.json");
-        let manifest = Manifest::read(&settings.container)?;
-        let state = State::of_verify(settings, manifest.as_ref())?;
+        let state = State::of_verify(settings)?;
         let earlier = state.is_kept(&settings.reports).then(|| read_report::<VerifyReport>(&path)).flatten();
         if let Some(report) = earlier.filter(|report| report.verdict == Verdict::Pass) {
             self.ended("verify", StepStatus::Kept, "the same bytes and options".to_owned(), Some(path), started);
@@ -268,6 +277,14 @@ impl Run<'_> {
         };
         self.ended("publish", status, detail, Some(path), started);
         Ok(report)
+    }
+}
+
+/// Removes a report of an earlier run, if there is one.
+fn remove(path: &Path) -> Result<()> {
+    match hook::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Fault::io("remove the file", path, e)),
+        _ => Ok(()),
     }
 }
 

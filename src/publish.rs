@@ -11,6 +11,7 @@
 pub mod bytes;
 pub mod card;
 pub mod checks;
+mod contradictions;
 pub mod evidence;
 mod files;
 pub mod front;
@@ -24,9 +25,11 @@ pub mod shell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::container::manifest::{CARD_FILE, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, SUMS_FILE, json_text};
+use crate::container::manifest::{
+    CARD_FILE, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, SUMS_FILE, json_text, statement_sha256,
+};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::{Claim, DirectoryLock, read_small, write_whole};
+use crate::io::{Claim, DirectoryLock, hook, read_small, write_whole};
 use crate::limits;
 use crate::progress::Progress;
 use crate::report::{PublishListing, PublishReport, Verdict};
@@ -159,7 +162,7 @@ impl Gate<'_> {
     ) -> Result<(), Faults> {
         let policy = self.options.policy.clone().unwrap_or_default();
         let path = self.container.join(MANIFEST_FILE);
-        let Some(manifest) = Manifest::read(self.container)? else {
+        let Some((manifest, manifest_sha256)) = Manifest::read_stated(self.container)? else {
             let (what, command) = ("the manifest", CONVERT_COMMAND.to_owned());
             checks.check(
                 "manifest",
@@ -167,10 +170,14 @@ impl Gate<'_> {
                 "",
             );
             checks.skip("files", "no manifest");
-            gate::examine(self.container, &Evidence::default(), &policy, checks);
-            return Ok(());
+            gate::examine(self.container, false, &Evidence::default(), &policy, checks);
+            return Ok(withdraw(self.container)?);
         };
         let mut contents = Contents::read(self.container, &manifest, progress)?;
+        // What is written in the end must say the same, so that the reports are about it, too.
+        if statement_sha256(&path, &manifest.to_bytes())? != manifest_sha256 {
+            contents.manifest_faults.push(Fault::new(Place::file(&path), FaultKind::ManifestForeignKeys));
+        }
         checks.check(
             "manifest",
             std::mem::take(&mut contents.manifest_faults),
@@ -183,8 +190,12 @@ impl Gate<'_> {
         report.bytes_read = contents.hashed.iter().map(|file| file.record.bytes).sum();
         let records: Vec<_> = contents.hashed.iter().map(|file| file.record.clone()).collect();
         report.model_sha256 = Some(model_sha256_of(&records));
-        let (evidence, foreign) =
-            self.evidence.clone().about(self.container, &records, &gate::verify_command(self.container));
+        let (evidence, foreign) = self.evidence.clone().about(
+            self.container,
+            &records,
+            &manifest_sha256,
+            &gate::verify_command(self.container),
+        );
         let card = contents.card(self.container, &manifest)?;
         let subject = card::Subject {
             container: self.container,
@@ -199,15 +210,18 @@ impl Gate<'_> {
         contents.check_card(self.container, &manifest, &card, &text);
         let count = format!("{} files, every byte as the manifest says", contents.hashed.len());
         checks.check("files", std::mem::take(&mut contents.faults), count);
-        checks.check("reports", foreign, "about these very bytes");
-        gate::examine(self.container, &evidence, &policy, checks);
+        let mut foreign = foreign;
+        foreign.extend(contradictions::of(&evidence));
+        checks.check("reports", foreign, "about these very bytes, and consistent");
+        let has_mtp = manifest.passes.contains_key("mtp");
+        gate::examine(self.container, has_mtp, &evidence, &policy, checks);
         let (errors, warnings) = subject.check();
         checks.check("card", errors, "what it needs is known");
         checks.warn(&warnings);
         checks.warn(&contents.warnings);
         checks.warn(&card.warnings);
         if !checks.passed() {
-            return Ok(());
+            return Ok(withdraw(self.container)?);
         }
         lock.check_held()?;
         self.write(contents, manifest, card, text, report)
@@ -262,6 +276,15 @@ fn write_if_other(path: &Path, bytes: &[u8]) -> Result<bool> {
     }
     write_whole(path, bytes, true)?;
     Ok(true)
+}
+
+/// Removes the upload plan of an earlier run, if there is one: the container is not to be uploaded any more.
+pub fn withdraw(container: &Path) -> Result<()> {
+    let path = plan::plan_path(container);
+    if path.symlink_metadata().is_err() || check_replaceable(&path).is_err() {
+        return Ok(());
+    }
+    hook::remove_file(&path).map_err(|e| Fault::io("remove the upload plan of an earlier run", &path, e))
 }
 
 /// Only an earlier plan is replaced.

@@ -14,6 +14,7 @@
 //! | `draft_pred` | up to n − 1 ids | the MTP head's best id at each position p, a draft of token p + 2 |
 //! | `draft_margin` | as many numbers | their margins |
 //! | `fingerprint` | text | see [`fingerprint`] |
+//! | `written_by` | text | the hash of the container that said this; it proves nothing about that container |
 //!
 //! `tf_pred` or `draft_pred` must be there, the other optional keys need not; unknown keys are ignored.
 
@@ -59,6 +60,8 @@ pub struct Reference {
     pub draft_margin: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written_by: Option<String>,
 }
 
 /// A reference file.
@@ -120,5 +123,6 @@ pub fn record<B: Backend>(model: &Model<'_, B>, prompt_ids: &[u32], recording: &
         draft_pred: drafts.as_deref().map(ids),
         draft_margin: drafts.as_deref().map(margins),
         fingerprint: recording.fingerprint.clone(),
+        written_by: None,
     })
 }

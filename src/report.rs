@@ -26,7 +26,7 @@ pub use self::score::{
 };
 pub use self::verify::{
     CheckStatus, Verdict, VerifyAgreement, VerifyBinding, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile,
-    VerifyGpu, VerifyGreedy, VerifyPart, VerifyReport, VerifyTeacherForced, VerifyTokens,
+    VerifyGpu, VerifyGreedy, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
 pub use crate::error::Severity;
 use crate::error::{Fault, FaultKind, escaped, escaped_whole};

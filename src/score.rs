@@ -272,6 +272,8 @@ struct Job<'a> {
 struct Compared {
     path: PathBuf,
     kind: &'static str,
+    /// What the scored model is, where it is known.
+    model_kind: Option<String>,
     model_sha256: String,
     /// Marks the records that were compared with it.
     tag: String,
@@ -292,7 +294,8 @@ impl Job<'_> {
             let model_sha256 = stored.binding.model.clone();
             let tag = format!("{} {model_sha256}", summary::TOP_METHOD);
             let source = Source::Results(Box::new(stored));
-            return Ok(Compared { path: path.to_owned(), kind: "results", model_sha256, tag, source });
+            let (path, model_kind) = (path.to_owned(), out::scored_kind(path, &model_sha256));
+            return Ok(Compared { path, kind: "results", model_kind, model_sha256, tag, source });
         }
         if path.is_dir() && weight_files(path).is_ok_and(|names| names.is_empty()) {
             return Err(Fault::new(Place::file(path), FaultKind::BaselineEmpty).into());
@@ -308,7 +311,8 @@ impl Job<'_> {
         }
         let model_sha256 = identity.model_sha256;
         let tag = format!("{} {model_sha256}", summary::EXACT_METHOD);
-        Ok(Compared { path: path.to_owned(), kind, model_sha256, tag, source: Source::Model(model) })
+        let (path, source, model_kind) = (path.to_owned(), Source::Model(model), Some(kind.to_owned()));
+        Ok(Compared { path, kind, model_kind, model_sha256, tag, source })
     }
 
     /// Whether row `count`, from 1, of all inputs belongs to the part that is run.

@@ -24,7 +24,7 @@ use crate::format::Format;
 use crate::part::Part;
 use crate::progress::Progress;
 use crate::report::{CheckStatus, Verdict, VerifyFile, VerifyPart, VerifyReport};
-use crate::score::identity::model_sha256_of;
+use crate::score::identity::{model_sha256_in, model_sha256_of};
 use crate::threads;
 use crate::weights::{ModelKind, Weights};
 use stage::{Stage, counted};
@@ -86,6 +86,10 @@ struct Examined {
     has_source: bool,
     /// The files of a manifest, where all of them were hashed and found to be as it says.
     hashed: Vec<FileRecord>,
+    /// The hash of what this manifest says.
+    manifest_sha256: Option<String>,
+    /// The hash of the source, if the weights are its.
+    source_model_sha256: Option<String>,
     computed: tokens::Outcome,
 }
 
@@ -96,7 +100,7 @@ fn examine(path: &Path, options: &Options, part: Part, progress: &dyn Progress) 
     let prepare = || tokens::prepare(path, options.source.as_deref(), &options.tokens);
     let prepared = (options.level == Level::Tokens).then(prepare).transpose()?;
     let pool = threads::pool(options.threads, path)?;
-    let Levels { mut stages, source, model, same_weights, hashed } =
+    let Levels { mut stages, source, model, same_weights, hashed, manifest_sha256, source_model_sha256 } =
         levels(path, kind, options, part, &pool, progress)?;
     let mut computed = tokens::Outcome::default();
     if let Some(prepared) = prepared {
@@ -104,14 +108,16 @@ fn examine(path: &Path, options: &Options, part: Part, progress: &dyn Progress) 
             Some(model) => {
                 let source = source.as_ref().map(|source| source as &dyn Weights);
                 let good = !stages.iter().any(Stage::failed);
-                let subject = tokens::Subject { weights: &**model, source, same_weights, good };
+                let model_sha256 = writer(path, kind, &hashed, options)?;
+                let subject = tokens::Subject { weights: &**model, source, same_weights, good, model_sha256 };
                 computed = pool.install(|| tokens::run(&subject, prepared, &options.tokens, part, progress))?;
             }
             None => computed.skip("the structure is not sound", &options.tokens),
         }
     }
     stages.push(std::mem::take(&mut computed.stage));
-    Ok(Examined { kind, stages, has_source: source.is_some(), hashed, computed })
+    let has_source = source.is_some();
+    Ok(Examined { kind, stages, has_source, hashed, manifest_sha256, source_model_sha256, computed })
 }
 
 /// The levels below tokens.
@@ -134,21 +140,28 @@ impl Examined {
     fn report(self, path: &Path, options: &Options, part: Option<VerifyPart>, seconds: f64) -> VerifyReport {
         let hashed = if part.is_some() { Vec::new() } else { self.hashed };
         let source = options.source.as_ref().filter(|_| self.has_source);
+        let (manifest_sha256, source_model_sha256) = match part {
+            Some(_) => (None, None),
+            None => (self.manifest_sha256, self.source_model_sha256),
+        };
         let failed = self.stages.iter().any(Stage::failed);
         let mut report = VerifyReport {
             path: path.to_string_lossy().into_owned(),
             kind: self.kind.name().to_owned(),
             level: options.level.name().to_owned(),
             source: source.map(|path| path.to_string_lossy().into_owned()),
+            source_model_sha256,
             model_sha256: (!hashed.is_empty()).then(|| model_sha256_of(&hashed)),
             files: hashed
                 .into_iter()
                 .map(|FileRecord { name, bytes, sha256 }| VerifyFile { name, bytes, sha256 })
                 .collect(),
+            manifest_sha256,
             verdict: if failed { Verdict::Fail } else { Verdict::Pass },
             checks: Vec::new(),
             tokens: self.computed.tokens.into_iter().map(|(_, entry)| entry).collect(),
             source_agreement: self.computed.agreement,
+            own_drafts: self.computed.own_drafts,
             experts: self.computed.experts,
             findings: Vec::new(),
             bytes_read: self.stages.iter().map(|stage| stage.bytes_read).sum(),
@@ -162,6 +175,14 @@ impl Examined {
         }
         report
     }
+}
+
+/// The hash that references of a container are to carry.
+fn writer(path: &Path, kind: ModelKind, hashed: &[FileRecord], options: &Options) -> Result<Option<String>, Faults> {
+    if options.tokens.write_reference.is_none() || kind != ModelKind::Container {
+        return Ok(None);
+    }
+    if hashed.is_empty() { model_sha256_in(path).map(Some) } else { Ok(Some(model_sha256_of(hashed))) }
 }
 
 /// Refuses what the options cannot mean together.
@@ -202,6 +223,10 @@ struct Levels {
     same_weights: bool,
     /// The files of a manifest, where all of them were hashed and found to be as it says.
     hashed: Vec<FileRecord>,
+    /// The hash of what this manifest says.
+    manifest_sha256: Option<String>,
+    /// The hash of the source, if the weights are its.
+    source_model_sha256: Option<String>,
 }
 
 /// The levels of a container.
@@ -212,6 +237,7 @@ fn container(
     pool: &rayon::ThreadPool,
     progress: &dyn Progress,
 ) -> Result<Levels, Faults> {
+    let stated = Manifest::read_stated(path).unwrap_or_default();
     let mut survey = Survey::read(path)?;
     let mut stages = vec![structure::of_container(&mut survey)];
     // A wrong source is refused now, not after hours of checksums.
@@ -223,11 +249,18 @@ fn container(
         stages.push(pool.install(|| payload::of_container(&survey, part, progress)));
         hashed = as_recorded(survey.manifest.as_ref(), &stages);
     }
-    let mut compared = None;
+    // What the survey read must be what was hashed.
+    let stated = stated.filter(|(manifest, _)| !hashed.is_empty() && survey.manifest.as_ref() == Some(manifest));
+    let manifest_sha256 = stated.map(|(_, sha256)| sha256);
+    let (mut compared, mut source_model_sha256) = (None, None);
     match opened {
         Some(Opened::Comparable(checkpoint)) => {
             stages.push(pool.install(|| weights::against(&survey, &checkpoint, part, progress)));
             compared = Some(*checkpoint);
+            if let Some(path) = source.filter(|_| part == Part::WHOLE && !stages.iter().any(Stage::failed)) {
+                progress.file("hashing the source");
+                source_model_sha256 = Some(pool.install(|| model_sha256_in(path))?);
+            }
         }
         Some(Opened::OtherShapes) => stages.push(weights::skipped("names or shapes are not those of the source")),
         None if options.level >= Level::Weights => stages.push(weights::skipped("no --source")),
@@ -236,7 +269,7 @@ fn container(
     let exact = |weight: &StoredWeight| matches!(weight.format, Some(Format::F32 | Format::Fp8E4m3B128));
     let same_weights = survey.weights.values().all(exact);
     let model = if sound { Some(Box::new(Container::from_survey(survey)?) as Box<dyn Weights>) } else { None };
-    Ok(Levels { stages, source: compared, model, same_weights, hashed })
+    Ok(Levels { stages, source: compared, model, same_weights, hashed, manifest_sha256, source_model_sha256 })
 }
 
 /// The files of the manifest, sorted, if they are there and their hashes are those that it gives.

@@ -44,7 +44,7 @@ impl Place {
             "score": {"tasks": {"gloss": "gloss.jsonl"}, "texts": {"heldout": "heldout.txt"}},
             "publish": {
                 "repo_id": "example/nano-g64",
-                "policy": {"score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1}}
+                "policy": {"score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}
             }
         })
     }
@@ -203,11 +203,35 @@ fn a_step_that_says_no_is_the_last() {
     place.store(&strict);
     let (code, document) = place.run();
     assert_eq!((code, statuses(&document)[4].as_str()), (1, "publish failed"));
+    assert!(!place.path("out/nano-g64.upload-plan.json").exists());
     place.store(&Place::settings());
     assert_eq!(
         statuses(&place.passes()),
         ["convert kept", "verify kept", "score-source kept", "score kept", "publish done"]
     );
+}
+
+#[test]
+fn nothing_that_said_yes_outlives_a_run_that_does_not() {
+    let place = Place::new();
+    place.passes();
+    let plan = place.path("out/nano-g64.upload-plan.json");
+    let mut strict = Place::settings();
+    strict["publish"]["policy"]["score"]["min_questions"] = json!(1000);
+    place.store(&strict);
+    let (code, _) = place.run();
+    assert_eq!((code, plan.exists()), (1, false));
+    for name in ["pipeline.json", "publish.json"] {
+        let report: Value = serde_json::from_slice(&fs::read(place.path("reports").join(name)).unwrap()).unwrap();
+        assert_eq!(report["verdict"], "fail", "{name}");
+    }
+    place.store(&Place::settings());
+    place.passes();
+    assert!(plan.exists());
+    edit_tensor(&place.path("out/nano-g64"), "model.layers.1.mlp.experts.3.up_proj.weight", |bytes| bytes[7] ^= 1);
+    let (code, _) = place.run();
+    assert_eq!((code, plan.exists()), (2, false));
+    assert!(!place.path("reports/pipeline.json").exists() && !place.path("reports/publish.json").exists());
 }
 
 #[test]
@@ -229,6 +253,9 @@ fn what_cannot_be_meant_is_refused_before_anything_is_done() {
         (edited(|s| s["verify"]["devices"] = json!(["gpu"])), "flag-value"),
         (edited(|s| s["score"]["limit"] = json!(0)), "flag-value"),
         (edited(|s| s["reports"] = json!("out/nano-g64/reports")), "results-in-model"),
+        (edited(|s| s["reports"] = json!("out/../out/nano-g64")), "results-in-model"),
+        (edited(|s| s["reports"] = json!("nano")), "results-in-model"),
+        (edited(|s| s["reports"] = json!("./out/../nano/reports")), "results-in-model"),
         (edited(|s| s["convert"]["consume"] = json!(true)), "flags-exclude"),
         (edited(|s| s["publish"]["policy"] = json!({"score": {"max_accuracy_drop": 2}})), "policy-syntax"),
         (edited(|s| s["publish"]["repo_id"] = json!("nano")), "flag-value"),

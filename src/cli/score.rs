@@ -389,6 +389,8 @@ impl Watch for Meter {
 
     fn start(&self, rows: u64) {
         self.total.store(rows, Ordering::Relaxed);
+        // A pipeline scores twice.
+        self.rows.store(0, Ordering::Relaxed);
         if let Some(bar) = &self.bar {
             bar.set_length(rows);
             bar.reset();

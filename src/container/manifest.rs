@@ -5,10 +5,12 @@ use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
-use crate::error::{Fault, FaultKind, Place, Result};
+use crate::error::{Fault, FaultKind, Place, Result, escaped};
 use crate::io::read_small;
-use crate::json::unique_map;
+use crate::json::{repeated_key, unique_map};
 use crate::limits;
 use crate::recipe::Settings;
 use crate::report::Finding;
@@ -123,10 +125,40 @@ impl Manifest {
         parse_versioned(path, bytes, MANIFEST_VERSION)
     }
 
+    /// Reads the manifest of a directory, if there is one, with the hash of what it says: [`statement_sha256`].
+    pub fn read_stated(directory: &Path) -> Result<Option<(Manifest, String)>> {
+        let path = directory.join(MANIFEST_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let bytes = read_small(&path, limits::MAX_MANIFEST_BYTES)?;
+        let manifest = Manifest::parse(&path, &bytes)?;
+        Ok(Some((manifest, statement_sha256(&path, &bytes)?)))
+    }
+
     /// The text of the manifest.
     pub fn to_bytes(&self) -> Vec<u8> {
         json_text(self)
     }
+}
+
+/// SHA-256, hexadecimal, of everything that the text of a manifest says, keys that nobody knows included, but for the
+/// records of the cards, which `publish` writes: of its JSON without spaces, keys and small files in the order of their names.
+/// `path` is for messages only.
+pub fn statement_sha256(path: &Path, bytes: &[u8]) -> Result<String> {
+    let syntax = |message: String| Fault::new(Place::file(path), FaultKind::JsonSyntax { message });
+    let text = std::str::from_utf8(bytes).map_err(|e| syntax(e.to_string()))?;
+    // The last of two values would hide the first.
+    if let Some(key) = repeated_key(text) {
+        return Err(syntax(format!("`{}` appears twice", escaped(&key))));
+    }
+    let mut value: Value = serde_json::from_str(text).map_err(|e| syntax(e.to_string()))?;
+    let name = |file: &Value| file["name"].as_str().unwrap_or_default().to_owned();
+    if let Some(files) = value.get_mut("small_files").and_then(Value::as_array_mut) {
+        files.retain(|file| ![CARD_FILE, SOURCE_CARD_FILE].contains(&&*name(file)));
+        files.sort_by_key(name);
+    }
+    Ok(hex(&Sha256::digest(value.to_string())))
 }
 
 /// Whether a README.md is a card that `publish` wrote.

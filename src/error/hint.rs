@@ -285,6 +285,9 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
             "give what `coliconv verify --report FILE` or `coliconv score --out DIR` (score.json) wrote".into()
         }
         K::EvidenceMissing { command, .. } | K::ReportUnbound { command } => format!("run `{command}`"),
+        K::ManifestForeignKeys => {
+            "publishing writes the manifest anew and would lose them: publish with the program that wrote it, or restore it".into()
+        }
         K::NotOfContainer => "move it out of the directory".into(),
         K::ReportOfOtherBytes { .. } => {
             "the container was changed after the report was made: make the report again".into()
@@ -297,12 +300,36 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::VerifyPartDiffers { .. } => {
             "give --finish the arguments of the parts; if the model was changed, run the parts again".into()
         }
+        K::ReportContradicts { .. } => "it was edited, or is of another version: make the report again".into(),
+        K::BaselineNotSource { .. } | K::BaselineOtherSource { .. } => {
+            "score the checkpoint that the container was made from, and give its results as --baseline".into()
+        }
+        K::ReferenceOfItself => {
+            "give references of another implementation or of the checkpoint, or verify with --source".into()
+        }
         K::ReportSaysNo => "the report itself says what is wrong".into(),
         K::DeviceNotUsed { .. } => "verify where the device works, or leave it out of --device".into(),
+        K::PolicyMissed { what, expected, .. } if what == "the devices that computed" => {
+            format!("run `coliconv verify CONTAINER --device {expected} …` where there is one, and give its report, too")
+        }
+        K::PolicyMissed { what, .. } if what.starts_with("the number of devices") => {
+            "verify with --device on more devices, and give all reports".into()
+        }
+        K::PolicyMissed { what, .. } if what.starts_with("the number of references") => {
+            "verify with more --reference, or with --source".into()
+        }
+        K::PolicyMissed { what, .. }
+            if ["questions", "tokens", "tasks", "texts"].iter().any(|of| what.starts_with(&format!("the number of {of}"))) =>
+        {
+            "score more: other inputs, or a larger --limit".into()
+        }
         K::PolicyMissed { .. } => "make the container anew with more bits, or ask for less in --policy".into(),
         K::CardChanged { .. } => {
-            "remove README.md and publish again; words of your own go into `card.notes` of the policy".into()
+            "words of your own go into `card.notes` of the policy; take back the change, or remove README.md if `publish` made \
+             it: the source's own card is put back from the source"
+                .into()
         }
+        K::CardMissing => "copy README.md of the source, as it was converted, into the container".into(),
         K::CardSyntax { .. } => {
             "correct it in the source and convert again, or leave it: only its text is kept then".into()
         }

@@ -618,10 +618,24 @@ pub enum FaultKind {
     EvidenceMissing { what: &'static str, command: String },
     #[error("the manifest does not name this, and an upload would take it along")]
     NotOfContainer,
-    #[error("the report does not say which bytes it is about")]
+    #[error("the manifest has keys that this program does not write, or lacks some that it does")]
+    ManifestForeignKeys,
+    #[error("the report does not say which bytes and which manifest it is about")]
     ReportUnbound { command: String },
     #[error("the report is of other bytes: {} was {}, now it is {}", escaped(what), escaped(found), escaped(expected))]
     ReportOfOtherBytes { what: String, expected: String, found: String },
+    #[error("the report contradicts itself: {} is {}, expected {}", escaped(what), escaped(found), escaped(expected))]
+    ReportContradicts { what: String, expected: String, found: String },
+    #[error("the baseline is {}, not the source: a checkpoint", escaped(found))]
+    BaselineNotSource { found: String },
+    #[error(
+        "the baseline is another model than the source: its hash is {}, the source's {}",
+        escaped(found),
+        escaped(expected)
+    )]
+    BaselineOtherSource { expected: String, found: String },
+    #[error("the reference was written by this very container, so it proves nothing")]
+    ReferenceOfItself,
     #[error("the report is of part {} alone", escaped(part))]
     ReportOfPart { part: String, command: &'static str },
     #[error("the verdict of this report is fail")]

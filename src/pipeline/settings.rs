@@ -1,7 +1,7 @@
 //! PIPELINE.json: what each step is to do. Paths are relative to the file.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -108,6 +108,22 @@ pub struct Publish {
     pub policy: Policy,
 }
 
+/// A path without links, `.` and `..`; what is not there yet is taken as it is written.
+fn resolved(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut out = PathBuf::new();
+    for part in absolute.components() {
+        match part {
+            Component::ParentDir => {
+                out.pop();
+            }
+            part => out.push(part),
+        }
+        out = out.canonicalize().unwrap_or(out);
+    }
+    out
+}
+
 impl Settings {
     /// Reads a pipeline file; paths become relative to the working directory.
     pub fn read(path: &Path) -> Result<Settings, Faults> {
@@ -160,7 +176,8 @@ impl Settings {
         if self.score.tasks.is_empty() && self.score.texts.is_empty() {
             refuse(Place::file(path), FaultKind::NothingToScore);
         }
-        if self.reports.starts_with(&self.container) {
+        let reports = resolved(&self.reports);
+        if [&self.container, &self.checkpoint].into_iter().any(|model| reports.starts_with(resolved(model))) {
             refuse(Place::file(&self.reports), FaultKind::ResultsInModel);
         }
         for file in self.verify.references.iter().chain(self.score.tasks.values()).chain(self.score.texts.values()) {

@@ -21,7 +21,9 @@ pub(super) struct State {
 
 impl State {
     /// Of a verification: the container's bytes, the references, the devices, and the source.
-    pub(super) fn of_verify(settings: &Settings, manifest: Option<&Manifest>) -> Result<State> {
+    pub(super) fn of_verify(settings: &Settings) -> Result<State> {
+        let stated = Manifest::read_stated(&settings.container)?;
+        let (manifest, statement) = stated.as_ref().map(|(manifest, sha256)| (manifest, sha256)).unzip();
         let files = manifest.map(|manifest| (&manifest.files, &manifest.small_files, &manifest.source));
         // Cards are text that no verification looks at.
         let files = files.map(|(files, small, source)| {
@@ -32,7 +34,7 @@ impl State {
         let (devices, source) = (&settings.verify.devices, settings.verify.source);
         State::new(
             "verify.key",
-            json!({"files": files, "references": references, "devices": devices, "source": source}),
+            json!({"files": files, "manifest": statement, "references": references, "devices": devices, "source": source}),
         )
     }
 

@@ -69,7 +69,9 @@ impl Subject<'_> {
     }
 
     fn base_model(&self) -> Vec<String> {
-        self.policy.base_model.clone().map_or_else(|| self.front.base_model.clone(), |base| vec![base])
+        // What is no repository would be a dead link.
+        let named = || self.front.base_model.iter().filter(|id| super::check_repo_id(id).is_ok()).cloned().collect();
+        self.policy.base_model.clone().map_or_else(named, |base| vec![base])
     }
 
     /// The name that stands at the top.
@@ -90,7 +92,7 @@ impl Subject<'_> {
         }
         out += &format!("\n## Formats\n\n{}", formats_table(self.manifest));
         out += &self.verification();
-        out += &scores_text(&self.evidence.score);
+        out += &scores_text(&self.evidence.score, &self.evidence.verify);
         out += &self.made();
         out += &self.checking();
         out
@@ -99,7 +101,10 @@ impl Subject<'_> {
     fn yaml(&self, totals: &Totals) -> String {
         let mut yaml = Writer::default();
         if let Some((license, name, link)) = self.license() {
-            yaml.text("license", &license);
+            match self.front.more_licenses.as_slice() {
+                [] => yaml.text("license", &license),
+                more => yaml.list("license", &[std::slice::from_ref(&license), more].concat()),
+            }
             name.iter().for_each(|name| yaml.text("license_name", name));
             link.iter().for_each(|link| yaml.text("license_link", link));
         }

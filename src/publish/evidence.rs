@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::container::manifest::{CARD_FILE, FileRecord, SOURCE_CARD_FILE};
+use crate::container::manifest::{CARD_FILE, FileRecord, MANIFEST_FILE, SOURCE_CARD_FILE};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::read_small;
 use crate::limits;
@@ -56,20 +56,32 @@ impl Evidence {
             |e: serde_json::Error| Fault::new(Place::file(&path), FaultKind::NotAReport { message: e.to_string() });
         // Only a report of `verify` has a level.
         if value.get("level").is_some() {
-            let report = serde_json::from_value(value).map_err(no_report)?;
-            self.verify.push(Told { path, report });
+            let report: VerifyReport = serde_json::from_value(value).map_err(no_report)?;
+            // The same report given twice is one.
+            if !self.verify.iter().any(|told| told.report == report) {
+                self.verify.push(Told { path, report });
+            }
         } else {
-            let report = serde_json::from_value(value).map_err(no_report)?;
-            self.score.push(Told { path, report });
+            let report: ScoreReport = serde_json::from_value(value).map_err(no_report)?;
+            if !self.score.iter().any(|told| told.report == report) {
+                self.score.push(Told { path, report });
+            }
         }
         Ok(())
     }
 
     /// Separates the reports that are about these files from what is wrong with the others.
-    pub fn about(self, container: &Path, files: &[FileRecord], verify_command: &str) -> (Evidence, Vec<Fault>) {
+    /// `manifest_sha256` is the hash of what the manifest says now.
+    pub fn about(
+        self,
+        container: &Path,
+        files: &[FileRecord],
+        manifest_sha256: &str,
+        verify_command: &str,
+    ) -> (Evidence, Vec<Fault>) {
         let (mut good, mut faults) = (Evidence::default(), Vec::new());
         for told in self.verify {
-            match other_files(&told, files, verify_command) {
+            match other_files(&told, files, manifest_sha256, verify_command) {
                 found if found.is_empty() => good.verify.push(told),
                 found => faults.extend(found),
             }
@@ -95,14 +107,16 @@ fn other_bytes(what: &str, expected: &str, found: &str) -> FaultKind {
     FaultKind::ReportOfOtherBytes { what: what.to_owned(), expected: expected.to_owned(), found: found.to_owned() }
 }
 
-/// Files that are not those that a report of `verify` is about. Cards are text that no verification looks at.
-fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], command: &str) -> Vec<Fault> {
+/// Files that are not those that a report of `verify` is about, and a manifest that says something else. Cards are text that
+/// no verification looks at.
+fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], manifest_sha256: &str, command: &str) -> Vec<Fault> {
     if let Some(part) = &told.report.part {
         return vec![told.fault(FaultKind::ReportOfPart { part: part.part.clone(), command: "verify" })];
     }
-    if told.report.files.is_empty() {
+    let stated = told.report.manifest_sha256.as_deref().filter(|_| !told.report.files.is_empty());
+    let Some(stated) = stated else {
         return vec![told.fault(FaultKind::ReportUnbound { command: command.to_owned() })];
-    }
+    };
     let counts = |name: &str| name != CARD_FILE && name != SOURCE_CARD_FILE;
     let then = told.report.files.iter().map(|file| (file.name.as_str(), file.sha256.as_str()));
     let then: BTreeMap<&str, &str> = then.filter(|(name, _)| counts(name)).collect();
@@ -113,7 +127,9 @@ fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], command: &str) -
     names.dedup();
     let hash = |map: &BTreeMap<&str, &str>, name: &str| map.get(name).copied().unwrap_or("absent").to_owned();
     let pairs = names.into_iter().map(|name| (name, hash(&now, name), hash(&then, name)));
+    let manifest = (MANIFEST_FILE, manifest_sha256.to_owned(), stated.to_owned());
     pairs
+        .chain([manifest])
         .filter(|(_, now, then)| now != then)
         .map(|(name, now, then)| told.fault(other_bytes(name, &now, &then)))
         .collect()

@@ -51,7 +51,7 @@ impl Contents {
         let mut readable = Vec::new();
         if manifest_faults.is_empty() {
             for record in records().filter(|record| !OWN.contains(&record.name.as_str())) {
-                match check_size(container, record) {
+                match check_size(container, record)? {
                     None => readable.push(record.name.clone()),
                     Some(fault) => faults.push(fault),
                 }
@@ -60,13 +60,14 @@ impl Contents {
         progress.start(records().map(|record| record.bytes).sum());
         let read = read_all(container, &readable, progress);
         progress.end();
-        let (mut hashed, mut warnings) = (Vec::new(), Vec::new());
+        let (mut hashed, mut warnings, mut unread) = (Vec::new(), Vec::new(), Vec::new());
         for file in read {
             match file {
                 Ok(file) => hashed.push(file),
-                Err(fault) => faults.push(fault),
+                Err(fault) => unread.push(fault),
             }
         }
+        Faults::check(unread)?;
         for file in &hashed {
             let path = || Place::file(container.join(&file.record.name));
             let recorded = records().find(|record| record.name == file.record.name).expect("it was read by its record");
@@ -111,9 +112,10 @@ impl Contents {
                 found.source = card.clone().filter(|card| !is_model_card(card));
             }
         }
-        if card.is_none() && recorded(CARD_FILE).is_some() && found.source.is_none() {
-            let fault = Fault::new(Place::file(container.join(CARD_FILE)), FaultKind::CardMissing);
-            found.warnings.push(fault);
+        // A card that was made here is made again; the source's own is the only word on its licence.
+        let lost = recorded(CARD_FILE).filter(|record| card.is_none() && !is_own_card(container, record));
+        if lost.is_some() && found.source.is_none() {
+            self.faults.push(Fault::new(Place::file(container.join(CARD_FILE)), FaultKind::CardMissing));
         }
         if let Some(source) = &found.source {
             match Front::parse(&source_path, &String::from_utf8_lossy(source)) {
@@ -152,6 +154,13 @@ impl Contents {
     }
 }
 
+/// Whether an earlier publishing wrote the card that the manifest names: then its list of checksums has it, too.
+fn is_own_card(container: &Path, record: &FileRecord) -> bool {
+    let sums = read_small(&container.join(SUMS_FILE), limits::MAX_MANIFEST_BYTES).unwrap_or_default();
+    let line = format!("{}  {}", record.sha256, record.name);
+    String::from_utf8_lossy(&sums).lines().any(|found| found == line)
+}
+
 /// What makes a manifest useless: names that lead elsewhere, names twice, a conversion that was begun.
 fn check_manifest(container: &Path, manifest: &Manifest) -> Result<Vec<Fault>> {
     let path = container.join(MANIFEST_FILE);
@@ -176,17 +185,19 @@ fn check_manifest(container: &Path, manifest: &Manifest) -> Result<Vec<Fault>> {
 }
 
 /// Whether a file is there in its size; what is wrong otherwise.
-fn check_size(container: &Path, record: &FileRecord) -> Option<Fault> {
+fn check_size(container: &Path, record: &FileRecord) -> Result<Option<Fault>> {
     let path = container.join(&record.name);
     let fault = |kind| Some(Fault::new(Place::file(&path), kind));
-    match fs::metadata(&path) {
+    Ok(match fs::metadata(&path) {
+        // What cannot be read is no answer.
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Fault::io("look at the file", &path, e)),
         Err(_) => fault(FaultKind::ManifestFileMissing),
         Ok(metadata) if !metadata.is_file() => fault(FaultKind::NotAFile),
         Ok(metadata) if metadata.len() != record.bytes => {
             fault(FaultKind::ManifestFileSize { expected: record.bytes, found: metadata.len() })
         }
         Ok(_) => None,
-    }
+    })
 }
 
 /// What an upload would take along although nobody vouches for it.

@@ -14,6 +14,8 @@ const FENCE: &str = "---";
 pub struct Front {
     /// `license`: an identifier of the Hub.
     pub license: Option<String>,
+    /// More of them, where `license` is a list.
+    pub more_licenses: Vec<String>,
     /// `license_name`, for licences that the Hub does not list.
     pub license_name: Option<String>,
     /// `license_link`.
@@ -29,8 +31,12 @@ pub struct Front {
 impl Front {
     /// Reads the YAML of a card; without any everything is unknown. `path` is for messages only.
     pub fn parse(path: &Path, card: &str) -> Result<Front> {
-        let Some(yaml) = block(card) else { return Ok(Front::default()) };
         let syntax = |message: String| Fault::new(Place::file(path), FaultKind::CardSyntax { message });
+        let yaml = match block(card) {
+            Block::None => return Ok(Front::default()),
+            Block::Open => return Err(syntax(format!("the first line is {FENCE}, and no other line closes it"))),
+            Block::Closed(yaml) => yaml,
+        };
         let documents = Yaml::load_from_str(yaml).map_err(|e| syntax(e.to_string()))?;
         let Some(document) = documents.first() else { return Ok(Front::default()) };
         if document.as_mapping().is_none() {
@@ -40,6 +46,7 @@ impl Front {
         let one = |key| list(key).into_iter().next();
         Ok(Front {
             license: one("license"),
+            more_licenses: list("license").into_iter().skip(1).collect(),
             license_name: one("license_name"),
             license_link: one("license_link"),
             base_model: list("base_model"),
@@ -59,19 +66,28 @@ fn texts(value: Option<&Yaml>) -> Vec<String> {
     }
 }
 
-/// The text between the fences.
-fn block(card: &str) -> Option<&str> {
+/// What stands between the fences.
+enum Block<'a> {
+    /// There are none.
+    None,
+    /// The second is missing.
+    Open,
+    /// The text.
+    Closed(&'a str),
+}
+
+fn block(card: &str) -> Block<'_> {
     let text = card.strip_prefix('\u{feff}').unwrap_or(card);
-    let rest = text.strip_prefix(FENCE)?;
-    let rest = rest.strip_prefix("\r\n").or_else(|| rest.strip_prefix('\n'))?;
+    let rest = text.strip_prefix(FENCE).and_then(|rest| rest.strip_prefix("\r\n").or_else(|| rest.strip_prefix('\n')));
+    let Some(rest) = rest else { return Block::None };
     let mut end = 0;
     for line in rest.split_inclusive('\n') {
         if line.trim_end() == FENCE {
-            return Some(&rest[..end]);
+            return Block::Closed(&rest[..end]);
         }
         end += line.len();
     }
-    None
+    Block::Open
 }
 
 /// Writes YAML line by line. Texts are written as JSON, which YAML contains.
@@ -128,15 +144,23 @@ mod tests {
             (front.language, front.base_model),
             (vec!["en".into(), "zh".into()], vec!["zai-org/GLM-5.2".into()])
         );
-        for none in ["", "# GLM\n", "---\nlicense: mit\n", "--- \nx", "---\n---\n"] {
+        for none in ["", "# GLM\n", "--- \nx", "---\n---\n"] {
             assert_eq!(parse(none).unwrap(), Front::default(), "{none}");
         }
         assert_eq!(parse("\u{feff}---\r\nlicense: mit\r\n---\r\n").unwrap().license.as_deref(), Some("mit"));
     }
 
     #[test]
+    fn several_licences_are_kept() {
+        let front = parse("---\nlicense: [mit, apache-2.0]\n---\n").unwrap();
+        assert_eq!((front.license.as_deref(), front.more_licenses), (Some("mit"), vec!["apache-2.0".to_owned()]));
+    }
+
+    #[test]
     fn broken_yaml_is_told() {
-        for card in ["---\na: [1\n---\n", "---\n- a\n---\n", "---\na: b: c\n---\n", "---\n\"\n---\n"] {
+        for card in
+            ["---\nlicense: mit\n", "---\na: [1\n---\n", "---\n- a\n---\n", "---\na: b: c\n---\n", "---\n\"\n---\n"]
+        {
             assert!(matches!(*parse(card).unwrap_err().kind, FaultKind::CardSyntax { .. }), "{card}");
         }
         assert!(parse(&format!("---\na: {}\n---\n", "[".repeat(100_000))).is_err());

@@ -25,7 +25,7 @@ pub fn score_command(container: &Path) -> String {
 
 /// Holds reports that are about the container's bytes against a policy. Adds the checks structure, payload, weights where
 /// the policy asks for them, tokens and score.
-pub fn examine(container: &Path, evidence: &Evidence, policy: &Policy, checks: &mut Checks) {
+pub fn examine(container: &Path, has_mtp: bool, evidence: &Evidence, policy: &Policy, checks: &mut Checks) {
     let (good, bad): (Vec<_>, Vec<_>) = evidence
         .verify
         .iter()
@@ -49,10 +49,16 @@ pub fn examine(container: &Path, evidence: &Evidence, policy: &Policy, checks: &
         checks.check(level.name(), faults, format!("passed in {}", names(&of_level)));
     }
     let (faults, warnings, looked_at) = tokens(&good, &policy.verify);
-    let faults = faults.unwrap_or_else(|| missing("a verification of the tokens, with a reference or the source,"));
+    let mut faults = faults.unwrap_or_else(|| missing("a verification of the tokens, with a reference or the source,"));
+    if has_mtp && policy.verify.min_mtp_acceptance > 0.0 {
+        faults.extend(drafts(container, evidence, policy.verify.min_mtp_acceptance));
+    }
     checks.check(Level::Tokens.name(), faults, looked_at);
     checks.warn(&warnings);
-    let (faults, looked_at) = scores(container, &evidence.score, &policy.score);
+    let sources: BTreeSet<&str> =
+        evidence.verify.iter().filter_map(|told| told.report.source_model_sha256.as_deref()).collect();
+    let (mut faults, looked_at) = scores(container, &evidence.score, &policy.score);
+    faults.extend(evidence.score.iter().flat_map(|told| baseline_faults(told, &sources)));
     checks.check("score", faults, looked_at);
 }
 
@@ -61,6 +67,10 @@ fn names<R>(told: &[&&Told<R>]) -> String {
     let name = |told: &&&Told<R>| told.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     told.iter().map(name).collect::<Vec<_>>().join(", ")
 }
+
+/// Share of predictions that must be the source's where the policy names none: a container of four bits has most of them,
+/// one that is wrecked next to none.
+const LEAST_AGREEMENT: f64 = 0.5;
 
 /// Whether a report went through a level.
 fn reaches(report: &VerifyReport, level: Level) -> bool {
@@ -90,7 +100,9 @@ fn tokens(good: &[&Told<VerifyReport>], policy: &VerifyPolicy) -> (Option<Vec<Fa
                 let (device, backend) = (entry.device.clone(), entry.backend.clone());
                 warnings.push(told.fault(FaultKind::DeviceNotUsed { device, backend }));
             }
-            if entry.reference != OWN_REFERENCE {
+            if entry.written_by.is_some() && entry.written_by == report.model_sha256 {
+                warnings.push(told.fault(FaultKind::ReferenceOfItself));
+            } else if entry.reference != OWN_REFERENCE {
                 references.insert((entry.reference.clone(), entry.number));
             }
         }
@@ -156,24 +168,49 @@ fn token_figures(report: &VerifyReport, policy: &VerifyPolicy) -> Vec<FaultKind>
             kinds.push(missed(what, &format!("at most {most}"), &apart.to_string()));
         }
     }
-    if let (Some(least), Some(agreement)) = (policy.min_source_agreement, &report.source_agreement) {
-        if (agreement.matched as f64) < least * agreement.total as f64 {
-            let found = format!("{} of {}", agreement.matched, agreement.total);
-            kinds.push(missed("the agreement with the source", &format!("at least {least} of all"), &found));
+    match (&report.source_agreement, policy.min_source_agreement) {
+        (Some(agreement), least) => {
+            let least = least.unwrap_or(LEAST_AGREEMENT);
+            if (agreement.matched as f64) < least * agreement.total as f64 {
+                let found = format!("{} of {}", agreement.matched, agreement.total);
+                kinds.push(missed("the agreement with the source", &format!("at least {least} of all"), &found));
+            }
         }
-    } else if policy.min_source_agreement.is_some() {
-        kinds.push(missed("the agreement with the source", "a verification with --source", "not known"));
-    }
-    let drafts = report.tokens.iter().filter_map(|entry| entry.mtp.as_ref());
-    let (accepted, proposed) = drafts.fold((0, 0), |(a, p), mtp| (a + mtp.accepted, p + mtp.proposed));
-    // `verify` lets a model draft along texts of its own, too, and notes when nothing comes of it.
-    let none = report.findings.iter().any(|finding| finding.kind == "no-draft-accepted");
-    if policy.min_mtp_acceptance > 0.0 && (none || (accepted as f64) < policy.min_mtp_acceptance * proposed as f64) {
-        let found = if none { "none".to_owned() } else { format!("{accepted} of {proposed}") };
-        let expected = format!("at least {} of all", policy.min_mtp_acceptance);
-        kinds.push(missed("the number of accepted drafts of the MTP head", &expected, &found));
+        (None, Some(_)) => {
+            kinds.push(missed("the agreement with the source", "a verification with --source", "not known"));
+        }
+        (None, None) => {}
     }
     kinds
+}
+
+/// What is wrong with the MTP head's drafts: each report that measured some must reach the share, and one must have.
+fn drafts(container: &Path, evidence: &Evidence, least: f64) -> Vec<Fault> {
+    let of_verify = |report: &VerifyReport| {
+        let entries = report.tokens.iter().filter_map(|entry| entry.mtp.as_ref());
+        let (accepted, proposed) = entries.fold((0, 0), |(a, p), mtp| (a + mtp.accepted, p + mtp.proposed));
+        // `verify` lets the model draft along a text of its own, too: that is little, but more than nothing.
+        let own = report.own_drafts.map_or((0, 0), |own| (own.accepted, own.proposed));
+        if proposed > 0 { (accepted, proposed) } else { own }
+    };
+    let of_score = |report: &ScoreReport| {
+        let mtp = report.probes.as_ref().and_then(|probes| probes.mtp.as_ref());
+        mtp.map_or((0, 0), |mtp| (mtp.accepted, mtp.proposed))
+    };
+    let verified = evidence.verify.iter().map(|told| (&told.path, of_verify(&told.report)));
+    let scored = evidence.score.iter().map(|told| (&told.path, of_score(&told.report)));
+    let measured: Vec<_> = verified.chain(scored).filter(|(_, (_, proposed))| *proposed > 0).collect();
+    if measured.is_empty() {
+        let command = format!("{} --probes", score_command(container));
+        let kind = FaultKind::EvidenceMissing { what: "a measurement of the MTP head's drafts", command };
+        return vec![Fault::new(Place::file(container), kind)];
+    }
+    let few = measured.into_iter().filter(|(_, (accepted, proposed))| (*accepted as f64) < least * *proposed as f64);
+    few.map(|(path, (accepted, proposed))| {
+        let (expected, found) = (format!("at least {least} of all"), format!("{accepted} of {proposed}"));
+        Fault::new(Place::file(path), missed("the number of accepted drafts of the MTP head", &expected, &found))
+    })
+    .collect()
 }
 
 /// What is wrong with the scores, and a summary.
@@ -198,7 +235,19 @@ fn scores(container: &Path, told: &[Told<ScoreReport>], policy: &ScorePolicy) ->
             faults.push(Fault::new(told.first().map_or(Place::default(), |told| Place::file(&told.path)), kind));
         }
     }
-    (faults, format!("{} and {}, against the source", counted(tasks.len(), "task"), counted(texts.len(), "text")))
+    (faults, format!("{} and {}, against a checkpoint", counted(tasks.len(), "task"), counted(texts.len(), "text")))
+}
+
+/// A baseline that is not the source, as far as the reports know it.
+fn baseline_faults(told: &Told<ScoreReport>, sources: &BTreeSet<&str>) -> Option<Fault> {
+    let baseline = told.report.baseline.as_ref()?;
+    let kind = baseline.model_kind.as_deref().unwrap_or("a model of which nothing is known");
+    if kind != "checkpoint" {
+        return Some(told.fault(FaultKind::BaselineNotSource { found: kind.to_owned() }));
+    }
+    let other = sources.iter().find(|source| **source != baseline.model_sha256)?;
+    let (expected, found) = ((*other).to_owned(), baseline.model_sha256.clone());
+    Some(told.fault(FaultKind::BaselineOtherSource { expected, found }))
 }
 
 /// What of a score report misses the policy.
@@ -216,6 +265,10 @@ fn score_figures(report: &ScoreReport, policy: &ScorePolicy) -> Vec<FaultKind> {
     for task in report.tasks.iter().filter(|task| task.n < policy.min_questions) {
         let expected = format!("at least {}", policy.min_questions);
         kinds.push(missed(&format!("the number of questions of {}", task.task), &expected, &task.n.to_string()));
+    }
+    for text in report.texts.iter().filter(|text| text.tokens < policy.min_tokens) {
+        let expected = format!("at least {}", policy.min_tokens);
+        kinds.push(missed(&format!("the number of tokens of {}", text.name), &expected, &text.tokens.to_string()));
     }
     if let Some(baseline) = &report.baseline {
         if baseline.model_sha256 == report.model_sha256 {

@@ -221,6 +221,7 @@ mod tests {
             draft_pred: Some(vec![]),
             draft_margin: None,
             fingerprint: fingerprint.map(str::to_owned),
+            written_by: None,
         };
         let check = |own| reference(own).check_fingerprint("aa", Path::new("r.json"), 3);
         assert_eq!(check(None).unwrap(), Fingerprint::Absent);

@@ -95,6 +95,7 @@ impl Keys<'_> {
             draft_pred: self.value("draft_pred", IDS),
             draft_margin: self.value("draft_margin", NUMBERS),
             fingerprint: self.value("fingerprint", "text"),
+            written_by: self.value("written_by", "text"),
         };
         self.relations(&reference);
         Some(reference)

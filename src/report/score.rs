@@ -203,6 +203,9 @@ pub struct ScoreBaseline {
     pub path: String,
     /// `results`, `checkpoint` or `container`.
     pub kind: String,
+    /// What the scored model is, `checkpoint` or `container`; absent where results do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_kind: Option<String>,
     /// Hash of its model.
     pub model_sha256: String,
     /// `exact`: whole distributions were compared. `top-16`: the baseline's 16 most probable tokens one by one and all

@@ -18,6 +18,9 @@ pub struct VerifyReport {
     /// The checkpoint that the weights were compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Hash of its model, as `score` has it; where the weights are those of the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_model_sha256: Option<String>,
     /// SHA-256 over names and hashes of weight files and config.json, as `score` has it; from the level payload on, where
     /// every file is as the manifest says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -25,6 +28,9 @@ pub struct VerifyReport {
     /// The files that were hashed, all as the manifest says, by name; the verdict is about these bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<VerifyFile>,
+    /// SHA-256 of what the manifest says, but for the cards: the verdict is about this, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest_sha256: Option<String>,
     /// `pass` when no check failed.
     pub verdict: Verdict,
     /// What was checked, in order.
@@ -33,6 +39,9 @@ pub struct VerifyReport {
     pub tokens: Vec<VerifyTokens>,
     /// How often the source says the same; null where it was not run.
     pub source_agreement: Option<VerifyAgreement>,
+    /// Drafts along a text of the model's own; absent without an MTP head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_drafts: Option<VerifyOwnDrafts>,
     /// What reading the model's routed experts on demand took, all references together; absent where the CPU was not asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
@@ -139,6 +148,9 @@ pub struct VerifyTokens {
     pub reference: String,
     /// Which of the file's references, from 0.
     pub number: u64,
+    /// Hash of the model that wrote the reference, as the reference says; absent where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_by: Option<String>,
     /// Device that was asked for.
     pub device: String,
     /// Backend that computed; `reference` is the plain one, which stands in for devices without kernels of their own.
@@ -198,6 +210,15 @@ pub struct VerifyDrafts {
     /// Drafts made while generating.
     pub proposed: u64,
     /// Of these, accepted.
+    pub accepted: u64,
+}
+
+/// Drafts of the MTP head along a text of the model's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyOwnDrafts {
+    /// Drafts.
+    pub proposed: u64,
+    /// Of these, the token that the model itself said.
     pub accepted: u64,
 }
 

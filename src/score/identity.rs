@@ -26,24 +26,29 @@ pub struct Identity {
 impl Identity {
     /// Hashes the files of a directory. Those that are not what its manifest says are refused.
     pub fn of(directory: &Path) -> Result<Identity, Faults> {
-        let mut names = weight_files(directory)?;
-        names.push(CONFIG_FILE.to_owned());
-        names.sort_unstable();
-        let manifest = Manifest::read(directory)?;
-        let records = manifest.iter().flat_map(|manifest| manifest.files.iter().chain(&manifest.small_files));
-        let recorded: Vec<(&str, &str)> = records.map(|file| (&*file.name, &*file.sha256)).collect();
-        let hashes = names.par_iter().map(|name| sha256_of(&directory.join(name))).collect::<Result<Vec<String>>>()?;
-        let hashes: Vec<(&String, String)> = names.iter().zip(hashes).collect();
-        let changed = |(name, found): &(&String, String)| {
-            let expected = recorded.iter().find(|(recorded, _)| recorded == *name)?.1;
-            let kind = FaultKind::FileHash { expected: expected.to_owned(), found: found.clone() };
-            (expected != found).then(|| Fault::new(Place::file(directory.join(name)), kind))
-        };
-        Faults::check(hashes.iter().filter_map(changed).collect())?;
-        let model_sha256 = model_sha256(hashes.iter().map(|(name, hash)| (name.as_str(), hash.as_str())));
+        let model_sha256 = model_sha256_in(directory)?;
         let tokenizer_sha256 = sha256_of(&directory.join(TOKENIZER_FILE))?;
         Ok(Identity { model_sha256, tokenizer_sha256 })
     }
+}
+
+/// The hash of the model in a directory. Files that are not what its manifest says are refused.
+pub fn model_sha256_in(directory: &Path) -> Result<String, Faults> {
+    let mut names = weight_files(directory)?;
+    names.push(CONFIG_FILE.to_owned());
+    names.sort_unstable();
+    let manifest = Manifest::read(directory)?;
+    let records = manifest.iter().flat_map(|manifest| manifest.files.iter().chain(&manifest.small_files));
+    let recorded: Vec<(&str, &str)> = records.map(|file| (&*file.name, &*file.sha256)).collect();
+    let hashes = names.par_iter().map(|name| sha256_of(&directory.join(name))).collect::<Result<Vec<String>>>()?;
+    let hashes: Vec<(&String, String)> = names.iter().zip(hashes).collect();
+    let changed = |(name, found): &(&String, String)| {
+        let expected = recorded.iter().find(|(recorded, _)| recorded == *name)?.1;
+        let kind = FaultKind::FileHash { expected: expected.to_owned(), found: found.clone() };
+        (expected != found).then(|| Fault::new(Place::file(directory.join(name)), kind))
+    };
+    Faults::check(hashes.iter().filter_map(changed).collect())?;
+    Ok(model_sha256(hashes.iter().map(|(name, hash)| (name.as_str(), hash.as_str()))))
 }
 
 /// SHA-256 over the lines `hash  name` of weight files and config.json, which are given in the order of their names.

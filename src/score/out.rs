@@ -38,6 +38,18 @@ pub fn has_results(directory: &Path) -> bool {
     directory.join(RESULTS_FILE).is_file()
 }
 
+/// What was scored into a directory, `checkpoint` or `container`, as its report says; none where that is of another model.
+pub fn scored_kind(directory: &Path, model_sha256: &str) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Scored {
+        kind: String,
+        model_sha256: String,
+    }
+    let bytes = read_small(&directory.join(REPORT_FILE), limits::MAX_REPORT_BYTES).ok()?;
+    let scored: Scored = serde_json::from_slice(&bytes).ok()?;
+    (scored.model_sha256 == model_sha256).then_some(scored.kind)
+}
+
 fn part_file(part: Part) -> String {
     format!("results-{}.jsonl", part.file_text())
 }

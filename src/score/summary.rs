@@ -91,6 +91,7 @@ fn compared(job: &Job<'_>, baseline: &Compared, records: &[&Record]) -> ScoreBas
     ScoreBaseline {
         path: baseline.path.to_string_lossy().into_owned(),
         kind: baseline.kind.to_owned(),
+        model_kind: baseline.model_kind.clone(),
         model_sha256: baseline.model_sha256.clone(),
         kl_method: baseline.tag.split(' ').next().unwrap_or_default().to_owned(),
         positions: apart.positions,

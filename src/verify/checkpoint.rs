@@ -49,7 +49,15 @@ pub(super) fn levels(
         });
     }
     let model = checkpoint.map(|checkpoint| Box::new(checkpoint) as Box<dyn Weights>);
-    Ok(Levels { stages, source: None, model, same_weights: false, hashed: Vec::new() })
+    Ok(Levels {
+        stages,
+        source: None,
+        model,
+        same_weights: false,
+        hashed: Vec::new(),
+        manifest_sha256: None,
+        source_model_sha256: None,
+    })
 }
 
 /// Looks for values and scales of the part's weights that are not finite.

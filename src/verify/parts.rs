@@ -24,8 +24,8 @@ use crate::model::tokenizer::TOKENIZER_FILE;
 use crate::part::Part;
 use crate::progress::Progress;
 use crate::reference::Agreement;
-use crate::report::{Experts, VerifyBinding, VerifyPart, VerifyReport, VerifyTokens};
-use crate::score::identity::sha256_of;
+use crate::report::{Experts, VerifyBinding, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTokens};
+use crate::score::identity::{model_sha256_in, sha256_of};
 use crate::threads;
 use crate::weights::ModelKind;
 
@@ -38,6 +38,7 @@ struct Share {
     total: Agreement,
     source: Option<SourceShare>,
     experts: Option<Experts>,
+    own_drafts: Option<VerifyOwnDrafts>,
     seconds: f64,
 }
 
@@ -73,6 +74,7 @@ pub fn verify_part(
         total: examined.computed.total,
         source: examined.computed.source.clone(),
         experts: examined.computed.experts,
+        own_drafts: examined.computed.own_drafts,
         seconds,
     };
     let share = serde_json::to_value(&share).expect("shares are plain data");
@@ -110,7 +112,12 @@ pub fn finish(path: &Path, options: &Options, report: &Path, progress: &dyn Prog
     stages.append(&mut joined.stages.split_off(1));
     let seconds = joined.seconds;
     let hashed = as_recorded(Manifest::read(path).ok().flatten().as_ref(), &stages);
-    let examined = Examined { kind, stages, hashed, has_source: joined.has_source, computed: joined.computed };
+    let stated = Manifest::read_stated(path).unwrap_or_default().filter(|_| !hashed.is_empty());
+    let manifest_sha256 = stated.map(|(_, sha256)| sha256);
+    let source = options.source.as_deref().filter(|_| joined.has_source && !stages.iter().any(Stage::failed));
+    let source_model_sha256 = source.map(|source| pool.install(|| model_sha256_in(source))).transpose()?;
+    let Joined { has_source, computed, .. } = joined;
+    let examined = Examined { kind, stages, hashed, has_source, manifest_sha256, source_model_sha256, computed };
     Ok(examined.report(path, options, None, seconds))
 }
 
@@ -218,6 +225,7 @@ fn joined(path: &Path, shares: Vec<(PathBuf, Share)>) -> Result<Joined> {
         let computed = &mut joined.computed;
         computed.tokens.extend(share.tokens);
         computed.total = computed.total.and(&share.total);
+        computed.own_drafts = computed.own_drafts.or(share.own_drafts);
         computed.experts = match (computed.experts, share.experts) {
             (Some(a), Some(b)) => Some(a.and(&b)),
             (a, b) => a.or(b),

@@ -22,7 +22,7 @@ use crate::model::Model;
 use crate::part::Part;
 use crate::progress::Progress;
 use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_drafts, compare, fingerprint, record};
-use crate::report::{Experts, VerifyAgreement, VerifyTokens};
+use crate::report::{Experts, VerifyAgreement, VerifyOwnDrafts, VerifyTokens};
 use crate::weights::Weights;
 
 pub use own::OWN as OWN_REFERENCE;
@@ -58,6 +58,8 @@ pub(super) struct Subject<'a> {
     pub(super) same_weights: bool,
     /// Whether the levels below found nothing wrong.
     pub(super) good: bool,
+    /// The hash that references which are written carry.
+    pub(super) model_sha256: Option<String>,
 }
 
 /// What the level found, for the report.
@@ -71,6 +73,7 @@ pub(super) struct Outcome {
     pub(super) source: Option<SourceShare>,
     pub(super) agreement: Option<VerifyAgreement>,
     pub(super) experts: Option<Experts>,
+    pub(super) own_drafts: Option<VerifyOwnDrafts>,
 }
 
 impl Outcome {
@@ -147,6 +150,7 @@ pub(super) fn run(
         outcome.tokens.extend(devices.iter().map(entry));
     }
     outcome.experts = ran.iter().find_map(|ran| ran.outcome.experts);
+    outcome.own_drafts = ran.iter().find_map(|ran| ran.outcome.own_drafts);
     let first = &mut ran[0].outcome;
     outcome.stage.checks.append(&mut first.stage.checks);
     (outcome.source, outcome.agreement) = (first.source.take(), first.agreement.take());
@@ -248,7 +252,7 @@ impl Work<'_> {
             level.source(source, &another(), subject.same_weights, self.prepared, self.part, progress);
         }
         match options.write_reference.as_ref().filter(|_| self.first) {
-            Some(path) if subject.good => level.write(path, self.prepared)?,
+            Some(path) if subject.good => level.write(path, self.prepared, subject.model_sha256.as_deref())?,
             Some(_) => {
                 level.outcome.stage.skip("written", "the checks above failed: nobody should rely on this model");
             }
@@ -271,7 +275,7 @@ struct Level<'a, B: Backend> {
 
 impl<B: Backend> Level<'_, B> {
     /// Whether the model says anything: finite logits along a text of its own, and drafts that are of some use.
-    fn forward(&self, progress: &dyn Progress) -> (Vec<Found>, String) {
+    fn forward(&mut self, progress: &dyn Progress) -> (Vec<Found>, String) {
         progress.file("running the model");
         let recording = Recording { tokens: OWN_TOKENS, drafts: self.model.has_mtp(), ..Recording::default() };
         let own = match record(self.model, &self.prompts()[0], &recording) {
@@ -285,6 +289,7 @@ impl<B: Backend> Level<'_, B> {
         if let Some(drafts) = &own.draft_pred {
             let (accepted, proposed) = accepted_drafts(&own, drafts);
             looked_at += &format!("; {accepted} of {proposed} drafts accepted");
+            self.outcome.own_drafts = Some(VerifyOwnDrafts { proposed: proposed as u64, accepted: accepted as u64 });
             if accepted == 0 {
                 let kind = FaultKind::NoDraftAccepted { proposed };
                 findings.push((Severity::Warning, Fault::new(Place::file(&self.directory), kind)));
@@ -318,6 +323,7 @@ impl<B: Backend> Level<'_, B> {
                 let found = fault.into_iter().chain(entry::disagreements(&agreement, place, number)).chain(dense);
                 findings.extend(found.map(|found| (rank, found)));
                 let entry = entry::entry(name, number, self.device, self.model.backend(), &agreement);
+                let entry = VerifyTokens { written_by: reference.written_by.clone(), ..entry };
                 compared.push((rank, entry, agreement));
             }
         }
@@ -346,7 +352,7 @@ impl<B: Backend> Level<'_, B> {
     }
 
     /// Writes references of this model: to the prompts of the given ones, or to a few of its own.
-    fn write(&mut self, path: &Path, prepared: &Prepared) -> Result<(), Faults> {
+    fn write(&mut self, path: &Path, prepared: &Prepared, writer: Option<&str>) -> Result<(), Faults> {
         let fingerprint = fingerprint(&self.directory, self.model.config())?;
         let prompts: Vec<(Vec<u32>, Option<u64>)> = match prepared.files.is_empty() {
             true => self.prompts().into_iter().map(|prompt| (prompt, None)).collect(),
@@ -359,7 +365,8 @@ impl<B: Backend> Level<'_, B> {
                 drafts: self.model.has_mtp(),
                 fingerprint: Some(fingerprint.clone()),
             };
-            record(self.model, prompt, &recording)
+            let reference = record(self.model, prompt, &recording)?;
+            Ok(Reference { written_by: writer.map(str::to_owned), ..reference })
         });
         match recorded.collect::<Result<Vec<Reference>>>() {
             Ok(references) => {

@@ -4,11 +4,11 @@ use std::fs::{self, OpenOptions};
 
 use coliconv::io::SourceFile;
 use coliconv::verify::Level;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::support::containers::edit_tensor;
 use super::support::shards::edit_file;
-use super::{Place, lines};
+use super::{Place, errors, lines};
 
 #[test]
 fn a_container_that_was_edited_after_verification_is_refused() {
@@ -93,4 +93,45 @@ fn a_report_of_another_container_is_refused() {
     let report = place.refuses(&place.options(), &["evidence-missing", "report-of-other-bytes"]);
     assert!(lines(&report).contains("out-00009.safetensors was "), "{}", lines(&report));
     assert!(lines(&report).contains("now it is absent"), "{}", lines(&report));
+}
+
+#[test]
+fn a_manifest_that_was_edited_after_verification_is_refused() {
+    let edits: [fn(&mut Value); 9] = [
+        |m| m["tensors"]["model.norm.weight"]["class"] = json!("io"),
+        |m| m["tensors"]["model.norm.weight"]["checksum"] = json!("0123456789abcdef"),
+        |m| m["tensors"]["model.norm.weight"]["bytes"] = json!(4),
+        |m| m["tensors"]["model.norm.weight"]["file"] = json!("out-00001.safetensors"),
+        |m| m["recipe"]["xbits"] = json!(8),
+        |m| m["passes"]["mtp"]["shards"] = json!("none"),
+        |m| m["source"][0]["bytes"] = json!(1),
+        |m| m["tool"] = json!("another 1.0"),
+        |m| m["model_type"] = json!("another"),
+    ];
+    for (number, edit) in edits.into_iter().enumerate() {
+        let place = Place::new();
+        place.edit("nano-g64/coliconv.manifest.json", edit);
+        let report = place.publish(&place.options());
+        assert!(errors(&report).contains(&"report-of-other-bytes"), "{number}: {report:#?}");
+        assert!(lines(&report).contains("verify.json: the report is of other bytes: coliconv.manifest.json was "));
+        assert!(report.plan.is_none() && report.written.is_empty(), "{number}");
+    }
+}
+
+#[test]
+fn so_is_one_that_was_edited_after_publishing_and_one_with_other_keys() {
+    let place = Place::new();
+    place.published();
+    place.edit("nano-g64/coliconv.manifest.json", |m| m["tensors"]["model.norm.weight"]["class"] = json!("io"));
+    assert!(errors(&place.publish(&place.options())).contains(&"report-of-other-bytes"));
+    let place = Place::new();
+    place.edit("nano-g64/coliconv.manifest.json", |m| m["note"] = json!("mine"));
+    place.refuses(&place.options(), &["evidence-missing", "manifest-foreign-keys", "report-of-other-bytes"]);
+    let place = Place::new();
+    place.edit("verify.json", |report| {
+        report.as_object_mut().unwrap().remove("manifest_sha256").unwrap();
+    });
+    let report = place.refuses(&place.options(), &["evidence-missing", "report-unbound"]);
+    let of_kind = |kind: &str| report.findings.iter().find(|finding| finding.kind == kind).unwrap();
+    assert!(of_kind("report-unbound").hint.as_deref().unwrap().starts_with("run `coliconv verify "));
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use coliconv::container::manifest::statement_sha256;
 use coliconv::publish::front::Front;
 use serde_json::json;
 
@@ -14,6 +15,7 @@ fn card(place: &Place) -> String {
 #[test]
 fn the_card_of_nano() {
     let place = Place::new();
+    place.edit("score.json", |report| report["baseline"]["path"] = json!("/models/nano"));
     place.published();
     // Which kernels computed, and how they round, is no matter of the card.
     let kernels = |line: &str| match line.rsplit_once(" | ") {
@@ -33,7 +35,7 @@ fn what_the_source_says_of_itself_is_carried() {
     assert_eq!(front.license_name.as_deref(), Some("nano-licence"));
     assert_eq!(front.license_link.as_deref(), Some("https://example.org/licence"));
     assert_eq!((front.base_model, front.language), (vec!["example/nano".to_owned()], vec!["en".to_owned()]));
-    let policy = r#"{"card": {"base_model": "example/other", "notes": "Words of mine."}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1}}"#;
+    let policy = r#"{"card": {"base_model": "example/other", "notes": "Words of mine."}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}"#;
     assert_eq!(errors(&place.publish(&place.with_policy(policy))), [""; 0]);
     let text = card(&place);
     assert!(text.contains("base_model:\n- example/other\n") && text.contains("\nWords of mine.\n"), "{text}");
@@ -45,6 +47,8 @@ fn names_in_a_card_are_no_markup() {
     place.edit("score.json", |report| {
         let name = "a|b <script>alert(1)</script> `x` [y](z)\n# Title";
         report["baseline"]["tasks"][0]["task"] = json!(name);
+        report["baseline"]["compared"][0]["name"] = json!(name);
+        report["tasks"][0]["task"] = json!(name);
         report["inputs"][0]["name"] = json!(name);
     });
     place.edit("verify.json", |report| report["tokens"][0]["reference"] = json!("/home/somebody/re|f.json"));
@@ -60,6 +64,9 @@ fn a_recipe_with_rules_is_shown() {
     place.edit("nano-g64/coliconv.manifest.json", |manifest| {
         manifest["recipe"] = json!({"group_size": "row", "xbits": 3, "rules": [{"tensor": "*.o_proj.weight", "format": "int8-row"}]});
     });
+    let path = place.container().join("coliconv.manifest.json");
+    let stated = statement_sha256(&path, &fs::read(&path).unwrap()).unwrap();
+    place.edit("verify.json", |report| report["manifest_sha256"] = json!(stated));
     place.published();
     let text = card(&place);
     let command =

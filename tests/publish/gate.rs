@@ -218,7 +218,7 @@ fn policies_ask_for_more() {
     });
     let report = place.refuses(
         &place.with_policy(
-            r#"{"card": {"license": true}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1}}"#,
+            r#"{"card": {"license": true}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}"#,
         ),
         &["license-unknown"],
     );

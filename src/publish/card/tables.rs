@@ -1,6 +1,6 @@
 //! Tables of a model card, in Markdown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::super::evidence::Told;
@@ -179,10 +179,14 @@ pub(super) fn drafts_text(verify: &[Told<VerifyReport>], score: &[Told<ScoreRepo
         let (matched, total) = (agreement.matched, agreement.total);
         out += &format!("\nThe source predicts the same token {matched} of {total} times ({share:.1} %).\n");
     }
-    let drafts = verify.iter().flat_map(|told| &told.report.tokens).filter_map(|entry| entry.mtp.as_ref());
+    // Another device drafts the same along the same reference: it counts once.
+    let mut seen = BTreeSet::new();
+    let entries = verify.iter().flat_map(|told| &told.report.tokens).filter(|entry| entry.mtp.is_some());
+    let drafts: Vec<_> =
+        entries.filter(|e| seen.insert((&e.reference, e.number))).filter_map(|entry| entry.mtp.as_ref()).collect();
     let of_probes = score.iter().filter_map(|told| told.report.probes.as_ref()?.mtp.as_ref());
     let counts =
-        drafts.map(|mtp| (mtp.accepted, mtp.proposed)).chain(of_probes.map(|mtp| (mtp.accepted, mtp.proposed)));
+        drafts.iter().map(|mtp| (mtp.accepted, mtp.proposed)).chain(of_probes.map(|mtp| (mtp.accepted, mtp.proposed)));
     let (accepted, proposed) = counts.fold((0, 0), |(a, p), (accepted, proposed)| (a + accepted, p + proposed));
     if proposed > 0 {
         let share = 100.0 * accepted as f64 / proposed as f64;
@@ -192,27 +196,39 @@ pub(super) fn drafts_text(verify: &[Told<VerifyReport>], score: &[Told<ScoreRepo
 }
 
 /// Scores against the source.
-pub(super) fn scores_text(told: &[Told<ScoreReport>]) -> String {
+///
+/// It is called the source only where `verify` compared the weights with the very model that was scored.
+pub(super) fn scores_text(told: &[Told<ScoreReport>], verify: &[Told<VerifyReport>]) -> String {
     let compared = || told.iter().filter_map(|told| Some((&told.report, told.report.baseline.as_ref()?)));
     if compared().next().is_none() {
         return String::new();
     }
-    let mut out = "\n## Scores against the source\n".to_owned();
+    let is_source = |baseline: &ScoreBaseline| {
+        verify.iter().any(|told| told.report.source_model_sha256.as_ref() == Some(&baseline.model_sha256))
+    };
+    let known = compared().all(|(_, baseline)| is_source(baseline));
+    let word = if known { "source" } else { "baseline" };
+    let named: Vec<String> = compared().map(|(_, baseline)| file_name(&baseline.path)).collect();
+    let title = if known { "the source".to_owned() } else { named.join(", ") };
+    let mut out = format!("\n## Scores against {title}\n");
     let tasks: Vec<Vec<String>> = compared().flat_map(|(report, baseline)| task_rows(report, baseline)).collect();
     if !tasks.is_empty() {
-        let header = ["task", "metric", "n", "source", "this model", "difference [95 %]", "gained, lost"];
+        let header = ["task", "metric", "n", word, "this model", "difference [95 %]", "gained, lost"];
         out += &format!("\n{}", table(&header, 2, &tasks));
     }
     let texts: Vec<Vec<String>> = compared().flat_map(|(_, baseline)| text_rows(baseline)).collect();
     if !texts.is_empty() {
-        let header = ["text", "documents", "perplexity of the source", "of this model", "ratio [95 %]"];
+        let of_baseline = format!("perplexity of the {word}");
+        let header = ["text", "documents", &of_baseline, "of this model", "ratio [95 %]"];
         out += &format!("\n{}", table(&header, 1, &texts));
     }
     for (report, baseline) in compared() {
         if let (Some(kl), Some(top)) = (baseline.kl_mean, baseline.top1_agreement) {
             let interval = baseline.kl_interval.map_or(String::new(), |(low, high)| format!(" [{low:.5}, {high:.5}]"));
+            // Of the most probable tokens alone it is less than that of whole distributions.
+            let least = if baseline.kl_method == "exact" { "" } else { "at least " };
             out += &format!(
-                "\nMean KL divergence of the next token's distribution from the source's: {kl:.5}{interval} nats ({}) over {} positions; \
+                "\nMean KL divergence of the next token's distribution from the {word}'s: {least}{kl:.5}{interval} nats ({}) over {} positions; \
                  the same best token at {:.2} % of them.\n",
                 escaped(&baseline.kl_method),
                 grouped(baseline.positions),

@@ -46,6 +46,7 @@ pub(super) fn entry<B: Backend>(
     VerifyTokens {
         reference: name.to_owned(),
         number: number as u64,
+        written_by: None,
         device: <&str>::from(device).to_owned(),
         backend: backend.name().to_owned(),
         mode: <&str>::from(backend.mode()).to_owned(),

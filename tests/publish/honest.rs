@@ -1,0 +1,232 @@
+//! Evidence that proves nothing: another baseline, references of one's own, figures that cannot be true, drafts that nobody
+//! measured.
+
+use std::fs;
+
+use coliconv::convert::Silent;
+use coliconv::publish::Options;
+use coliconv::verify::{self, Level, TokenOptions};
+use serde_json::{Value, json};
+
+use super::support::containers::fixture;
+use super::{Place, errors, lines};
+
+/// A report that was changed, and what is said of it.
+type Case = (&'static str, fn(&mut Value), &'static str);
+
+#[test]
+fn a_baseline_that_is_not_the_source_is_refused() {
+    let cases: [Case; 3] = [
+        ("score.json", |r| r["baseline"]["model_kind"] = json!("container"), "baseline-not-source"),
+        (
+            "score.json",
+            |r| {
+                r["baseline"].as_object_mut().unwrap().remove("model_kind").unwrap();
+            },
+            "baseline-not-source",
+        ),
+        ("verify.json", |r| r["source_model_sha256"] = json!("0".repeat(64)), "baseline-other-source"),
+    ];
+    for (name, edit, kind) in cases {
+        let place = Place::new();
+        place.edit(name, edit);
+        place.refuses(&place.options(), &[kind]);
+    }
+}
+
+#[test]
+fn the_card_says_source_only_where_it_is_known() {
+    let place = Place::new();
+    place.published();
+    let card = || fs::read_to_string(place.container().join("README.md")).unwrap();
+    assert!(!card().contains("Scores against the source") && card().contains("| baseline |"), "{}", card());
+    let source = place.load("score.json")["baseline"]["model_sha256"].clone();
+    place.edit("verify.json", |report| report["source_model_sha256"] = source);
+    place.published();
+    assert!(card().contains("## Scores against the source\n") && card().contains("| source |"), "{}", card());
+}
+
+#[test]
+fn verifying_with_the_source_tells_its_identity() {
+    let place = Place::new();
+    let options = verify::Options {
+        level: Level::Weights,
+        source: Some(fixture("nano")),
+        threads: 0,
+        tokens: TokenOptions::default(),
+    };
+    let report = verify::verify(&place.container(), &options, &Silent).unwrap_or_else(|faults| panic!("{faults}"));
+    let expected = place.load("score.json")["baseline"]["model_sha256"].clone();
+    assert_eq!(json!(report.source_model_sha256), expected);
+}
+
+#[test]
+fn references_that_the_container_wrote_do_not_count() {
+    let place = Place::new();
+    let verified = |tokens| {
+        let options = verify::Options { level: Level::Tokens, source: None, threads: 0, tokens };
+        let report = verify::verify(&place.container(), &options, &Silent).unwrap_or_else(|faults| panic!("{faults}"));
+        serde_json::to_value(&report).unwrap()
+    };
+    let own = place.path("own.json");
+    verified(TokenOptions { write_reference: Some(own.clone()), ..TokenOptions::default() });
+    let report = verified(TokenOptions { references: vec![own], ..TokenOptions::default() });
+    assert_eq!(report["tokens"][0]["written_by"], report["model_sha256"]);
+    place.store("verify.json", &report);
+    let report = place.refuses(&place.options(), &["evidence-missing"]);
+    assert!(lines(&report).contains("the reference was written by this very container"), "{}", lines(&report));
+    // Written by another model it is a reference as any other.
+    place.edit("verify.json", |report| {
+        report["tokens"]
+            .as_array_mut()
+            .unwrap()
+            .iter_mut()
+            .for_each(|entry| entry["written_by"] = json!("0".repeat(64)));
+    });
+    place.published();
+}
+
+#[test]
+fn drafts_must_have_been_measured() {
+    let place = Place::new();
+    let unmeasured = |report: &mut Value| {
+        report["tokens"].as_array_mut().unwrap().iter_mut().for_each(|entry| entry["mtp"] = Value::Null);
+        report["own_drafts"] = Value::Null;
+    };
+    place.edit("verify.json", unmeasured);
+    let report = place.refuses(&place.options(), &["evidence-missing"]);
+    let finding = report.findings.iter().find(|finding| finding.kind == "evidence-missing").unwrap();
+    assert!(finding.message.contains("a measurement of the MTP head's drafts"), "{finding:?}");
+    assert!(finding.hint.as_deref().unwrap().ends_with(" --probes`"), "{finding:?}");
+    place.edit("verify.json", |report| report["own_drafts"] = json!({"proposed": 10, "accepted": 0}));
+    place.refuses(&place.options(), &["policy-missed"]);
+    place.edit("verify.json", |report| report["own_drafts"] = json!({"proposed": 10, "accepted": 5}));
+    place.published();
+}
+
+#[test]
+fn reports_that_contradict_themselves_are_refused() {
+    let cases: [Case; 14] = [
+        ("verify.json", |r| r["tokens"][0]["teacher_forced"]["matched"] = json!(1), "`teacher_forced` of "),
+        (
+            "verify.json",
+            |r| r["tokens"][0]["teacher_forced"] = json!({"matched": 0, "near_tie": 0, "total": 0}),
+            "is 0 of 0",
+        ),
+        ("verify.json", |r| r["level"] = json!("structure"), "`level` is structure"),
+        ("verify.json", |r| r["checks"][0]["status"] = json!("fail"), "is fail, expected pass, as the verdict"),
+        (
+            "verify.json",
+            |r| {
+                let finding = json!({"severity": "error", "kind": "tokens-differ", "file": null, "tensor": null,
+                    "offset": null, "message": "m", "hint": null});
+                r["findings"].as_array_mut().unwrap().push(finding);
+            },
+            "a finding is tokens-differ",
+        ),
+        ("verify.json", |r| r["model_sha256"] = Value::Null, "`model_sha256` is absent"),
+        ("verify.json", |r| r["kind"] = json!("checkpoint"), "`kind` is checkpoint, expected container"),
+        (
+            "verify.json",
+            |r| r["source_agreement"] = json!({"matched": 9, "total": 3, "mean_abs_logprob_diff": null}),
+            "is 9 of 3",
+        ),
+        ("score.json", |r| r["kind"] = json!("checkpoint"), "score.json: the report contradicts itself: `kind`"),
+        (
+            "score.json",
+            |r| r["baseline"]["tasks"][0]["acc"]["difference"] = json!(0.9),
+            "the difference of gloss acc is 0.9",
+        ),
+        ("score.json", |r| r["baseline"]["texts"][0]["ratio"] = json!(0.5), "the ratio of heldout is 0.5"),
+        ("score.json", |r| r["inputs"][0]["scored_rows"] = json!(1), "`scored_rows` of gloss is 1, expected 6"),
+        ("score.json", |r| r["baseline"]["compared"][0]["name"] = json!("other"), "`compared` is heldout, other"),
+        ("score.json", |r| r["tasks"] = json!([]), "the tasks of `baseline` is gloss"),
+    ];
+    for (name, edit, says) in cases {
+        let place = Place::new();
+        place.edit(name, edit);
+        let report = place.publish(&place.options());
+        assert!(errors(&report).contains(&"report-contradicts"), "{says}: {report:#?}");
+        assert!(lines(&report).contains(says), "{says}\n{}", lines(&report));
+        assert!(report.plan.is_none() && report.written.is_empty(), "{says}");
+    }
+}
+
+#[test]
+fn the_default_policy_keeps_wrecked_containers_back() {
+    let place = Place::new();
+    let options = Options { policy: None, ..place.options() };
+    let report = place.publish(&options);
+    assert!(lines(&report).contains("the number of questions of gloss is 6, the policy asks for at least 10"));
+    let place = Place::new();
+    place.edit("verify.json", |r| {
+        r["source_agreement"] = json!({"matched": 1, "total": 30, "mean_abs_logprob_diff": 9.0});
+    });
+    place.edit("score.json", |r| r["baseline"]["kl_mean"] = json!(7.5));
+    let report = place.refuses(&place.options(), &["policy-missed"]);
+    for says in ["the agreement with the source is 1 of 30", "the mean KL divergence is 7.50000"] {
+        assert!(lines(&report).contains(says), "{}", lines(&report));
+    }
+}
+
+#[test]
+fn a_card_of_the_source_may_not_be_lost() {
+    let place = Place::new();
+    fs::remove_file(place.container().join("README.md")).unwrap();
+    let report = place.refuses(&place.options(), &["card-missing"]);
+    assert!(
+        report
+            .findings
+            .iter()
+            .any(|finding| finding.hint.as_deref().is_some_and(|hint| hint.contains("of the source")))
+    );
+}
+
+#[test]
+fn a_refusal_takes_the_plan_of_an_earlier_run_away() {
+    let place = Place::new();
+    place.published();
+    let plan = place.path("nano-g64.upload-plan.json");
+    assert!(plan.exists());
+    place.edit("verify.json", |report| report["verdict"] = json!("fail"));
+    place.refuses(&place.options(), &["evidence-missing", "report-says-no"]);
+    // What is not a plan stays.
+    fs::write(&plan, "mine").unwrap();
+    place.publish(&place.options());
+    assert_eq!(fs::read(&plan).unwrap(), b"mine");
+}
+
+#[test]
+fn the_same_report_twice_and_another_device_count_once() {
+    let place = Place::new();
+    place.published();
+    let card = || fs::read_to_string(place.container().join("README.md")).unwrap();
+    let before = card();
+    fs::copy(place.path("score.json"), place.path("again.json")).unwrap();
+    let options = place.options();
+    let reports = [options.reports.clone(), vec![place.path("again.json"), place.path("verify.json")]].concat();
+    assert_eq!(errors(&place.publish(&Options { reports, ..options })), [""; 0]);
+    assert_eq!(card(), before);
+    let drafts = |text: &str| text.lines().find(|line| line.contains("drafts of the MTP head")).unwrap().to_owned();
+    place.edit("verify.json", |report| {
+        let tokens = report["tokens"].as_array_mut().unwrap();
+        let mut other = tokens.clone();
+        other
+            .iter_mut()
+            .for_each(|entry| (entry["device"], entry["backend"]) = (json!("reference"), json!("reference")));
+        tokens.extend(other);
+    });
+    place.published();
+    assert_eq!(drafts(&card()), drafts(&before));
+}
+
+#[test]
+fn a_policy_that_is_missed_tells_what_to_do() {
+    let place = Place::new();
+    let policy =
+        r#"{"verify": {"devices": ["cpu", "vulkan"]}, "score": {"min_questions": 99, "max_accuracy_drop": 1}}"#;
+    let report = place.publish(&place.with_policy(policy));
+    let hints: Vec<&str> = report.findings.iter().filter_map(|finding| finding.hint.as_deref()).collect();
+    assert!(hints.iter().any(|hint| hint.contains("--device vulkan")), "{hints:?}");
+    assert!(hints.iter().any(|hint| hint.starts_with("score more")), "{hints:?}");
+}
