@@ -258,7 +258,7 @@ pub trait Backend: Sync {
     ///
     /// Chosen are the best by s + bias, of equals the lowest index; with several groups only from the `chosen_groups` best
     /// groups by the sum of their two best s + bias. The weight of a chosen expert is its s, if `normalized` divided by the
-    /// sum over the chosen + 1e-20, times `factor`.
+    /// sum over the chosen + 1e-20, times `factor`; NaN where a score or a bias is not finite.
     fn route(
         &self,
         routing: &Routing,

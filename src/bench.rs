@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::checkpoint::weight_files;
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
-use crate::error::{Fault, Faults, Result};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::header::Header;
 use crate::io::SourceFile;
 use crate::limits;
@@ -82,12 +82,19 @@ pub fn kernels(options: &Options) -> Result<BenchReport, Faults> {
 
 /// Measures decoding with routed experts on demand, beside reading the disk and reading memory.
 pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
+    if options.bytes < LEAST_DECODED_BYTES {
+        let (flag, expected, found) = ("--size", "at least 24M, to decode", options.bytes.to_string());
+        return Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }).into());
+    }
     let pool = threads::pool(options.threads, &options.directory)?;
     let scratch = Scratch::create(&options.directory)?;
     let container = scratch.path.join("model");
     let measures = pool.install(|| decoding::measures(&container, options, progress))?;
     Ok(report("decode", pool.current_num_threads(), measures))
 }
+
+/// The smallest container that is decoded with: a smaller one has no room for a model.
+const LEAST_DECODED_BYTES: u64 = 24 << 20;
 
 /// Measures with what they were taken on.
 fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchReport {

@@ -10,6 +10,7 @@ use std::time::Instant;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
+use crate::container::manifest::Manifest;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
 use crate::model::chat::{ChatTemplate, Message};
@@ -21,6 +22,7 @@ use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::model::{Model, check_memory, memory, plain_bytes};
 use crate::report::{Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, Severity};
 use crate::score::encode::{PrefixChoice, prefix, prefixed};
+use crate::score::identity::sha256_of;
 use crate::threads;
 use crate::weights::{Model as Stored, Weights};
 
@@ -93,6 +95,21 @@ impl Watch for Unwatched {
     }
 }
 
+/// Refuses config, tokenizer and templates that are not those that the manifest says: they decide what is said.
+fn check_small_files(directory: &Path, manifest: Option<&Manifest>) -> Result<()> {
+    let decides = |name: &str| name.ends_with(".json") || name.ends_with(".jinja");
+    let records = manifest.iter().flat_map(|manifest| &manifest.small_files);
+    for record in records.filter(|record| decides(&record.name)) {
+        let path = directory.join(&record.name);
+        let found = sha256_of(&path)?;
+        if found != record.sha256 {
+            let kind = FaultKind::FileHash { expected: record.sha256.clone(), found };
+            return Err(Fault::new(Place::file(path), kind));
+        }
+    }
+    Ok(())
+}
+
 /// Lets a container or a checkpoint continue a prompt.
 pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<GenerateReport, Faults> {
     let started = Instant::now();
@@ -119,6 +136,9 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
         true => stop_ids(path, config)?,
         false => Vec::new(),
     };
+    if let Stored::Container(container) = &stored {
+        check_small_files(path, container.survey().manifest.as_ref())?;
+    }
     let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
     let pool = threads::pool(options.threads, path)?;
     let run =

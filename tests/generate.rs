@@ -540,3 +540,17 @@ fn lines_come_while_the_text_goes_on() {
     child.kill().unwrap();
     child.wait().unwrap();
 }
+
+#[test]
+fn small_files_are_those_of_the_manifest() {
+    let model = g64();
+    let config = model.path().join("config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    let other = text.replacen("1e-05", "9e-02", 1);
+    assert!(other != text && other.len() == text.len());
+    let arguments = ["generate", "--prompt", "abacus:", "--max-tokens", "2"];
+    assert_eq!(run_json(&arguments, &[model.path()]).0, 0);
+    fs::write(&config, other).unwrap();
+    let (code, document) = run_json(&arguments, &[model.path()]);
+    assert_eq!((code, document["refused"][0]["kind"].as_str()), (2, Some("file-hash")), "{document:#}");
+}

@@ -18,7 +18,12 @@ pub fn choose(routing: &Routing, bias: &[f32], logits: &Rows) -> Choice {
         // s + bias decides, s weighs
         let mut biased: Vec<f32> = scores.iter().zip(bias).map(|(s, bias)| s + bias).collect();
         mask_groups(routing, &mut biased);
-        weighted(routing, &scores, &best(&biased, routing.chosen))
+        let mut routed = weighted(routing, &scores, &best(&biased, routing.chosen));
+        // Nothing can be chosen by what is no number: it is to be seen in the logits.
+        if logits.iter().chain(bias).any(|value| !value.is_finite()) {
+            routed.iter_mut().for_each(|(_, weight)| *weight = f32::NAN);
+        }
+        routed
     };
     Choice(logits.iter().map(of_row).collect())
 }
@@ -98,6 +103,14 @@ mod tests {
     }
 
     const PLAIN: Routing = Routing { chosen: 2, groups: 1, chosen_groups: 1, normalized: true, factor: 3.0 };
+
+    #[test]
+    fn what_is_no_number_chooses_nothing() {
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let chosen = choose(PLAIN, &[0.0, 1.0, wrong, 0.0]);
+            assert!(chosen.len() == 2 && chosen.iter().all(|(_, weight)| weight.is_nan()), "{wrong} {chosen:?}");
+        }
+    }
 
     #[test]
     fn of_equals_the_lowest_index_is_chosen() {
