@@ -11,6 +11,7 @@ struct AbsorbConstants {
     u32 stride, row_scales, group_size;
     u32 first_row, rows;
     u32 heads, head_rows, nope, rope, latent;
+    u32 first;  // row of q of group z = 0
 };
 
 template <class Coding>
@@ -18,7 +19,7 @@ __device__ __forceinline__ void absorb(const u32* codes, const float* scales, co
     const Weights w = {codes, scales, c.stride, c.row_scales, c.group_size};
     const u32 column = blockIdx.x * 256 + threadIdx.x, head = blockIdx.y;
     if (column >= c.latent + c.rope) return;
-    const size_t at = (size_t)blockIdx.z * c.heads + head;
+    const size_t at = (size_t)(c.first + blockIdx.z) * c.heads + head;
     const float* from = q + at * (c.nope + c.rope);
     float* to = query + at * (c.latent + c.rope) + column;
     if (column >= c.latent) {

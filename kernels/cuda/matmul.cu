@@ -12,7 +12,7 @@ struct MatmulConstants {
     u32 stride, row_scales, group_size, columns;
     u32 first_row, rows;
     u32 head_rows, head_first, outputs;
-    u32 count;
+    u32 first, count;  // rows of x: this launch's first, and all
     u32 x_stride, x_head;
     u32 out_stride, out_head, out_at;
 };
@@ -21,7 +21,7 @@ template <class Coding, u32 R>
 __device__ __forceinline__ void matmul(const u32* codes, const float* scales, const float* x, float* out, MatmulConstants c) {
     const Weights w = {codes, scales, c.stride, c.row_scales, c.group_size};
     const u32 first_output = (blockIdx.y * WARPS + threadIdx.x / LANES) * OUTS;
-    const u32 first_x = blockIdx.x * R, head = blockIdx.z;
+    const u32 first_x = c.first + blockIdx.x * R, head = blockIdx.z;
     if (first_output >= c.outputs) return;
     u32 rows[OUTS];
     bool here[OUTS], any = false;

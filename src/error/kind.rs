@@ -414,6 +414,14 @@ pub enum FaultKind {
     // ---- running a model ---------------------------------------------------------------------------------------
     #[error("the {backend} backend does not compute {format}")]
     BackendFormat { backend: &'static str, format: Format },
+    #[error("{purpose} would be a buffer of {bytes} bytes, the device has at most {limit} in one")]
+    GpuBuffer { bytes: u64, limit: u64, purpose: String },
+    #[error("{kernel} would run in {found} groups, the device takes at most {limit}")]
+    GpuGroups { kernel: String, found: u32, limit: u32 },
+    #[error("{what} are {found}, a GPU computes at most {limit}")]
+    GpuDimension { what: &'static str, found: usize, limit: usize },
+    #[error("launch {launch}, {kernel}, was made to fail")]
+    GpuInjected { kernel: String, launch: u64 },
     #[error("the model has no MTP head")]
     NoMtpHead,
     #[error("there is no token to start from")]

@@ -1,5 +1,7 @@
 //! What the GPU backend asks of an API: memory, copies, launches, all in the order in which they are asked for.
 
+use std::fmt::Debug;
+
 use super::kernels::Kernel;
 use crate::error::Result;
 
@@ -8,9 +10,9 @@ use crate::error::Result;
 /// Writes, launches and reads happen as if one after the other, in the order of the calls: a launch sees what every launch
 /// before it wrote. None of them returns before its arguments may be changed or dropped; a buffer that is dropped while a
 /// launch still uses it is given back after that launch.
-pub trait Driver: Send + Sync {
+pub trait Driver: Debug + Send + Sync {
     /// Memory of the device.
-    type Buffer: Send + Sync;
+    type Buffer: Debug + Send + Sync;
 
     /// The API's name in options and reports: `cuda`, `vulkan`.
     fn name(&self) -> &'static str;
@@ -23,6 +25,8 @@ pub trait Driver: Send + Sync {
     /// Memory of at least `bytes` bytes, at most [`Limits::buffer_bytes`], aligned to 256. What it holds is not defined.
     /// `purpose` is for messages.
     fn allocate(&self, bytes: u64, purpose: &str) -> Result<Self::Buffer>;
+    /// Bytes of a buffer: as many as were asked for.
+    fn bytes(&self, buffer: &Self::Buffer) -> u64;
     /// Copies bytes to the device; `offset` and their number are multiples of 4.
     fn write(&self, to: &Self::Buffer, offset: u64, bytes: &[u8]) -> Result<()>;
     /// Copies bytes back, when everything before has been done; `offset` and their number are multiples of 4.

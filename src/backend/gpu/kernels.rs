@@ -114,6 +114,19 @@ impl Name {
     }
 }
 
+impl Name {
+    /// The buffer that it writes numbers to; `None` for one that writes others.
+    pub fn output(self) -> Option<usize> {
+        match self {
+            Name::TopPositions | Name::Choose | Name::GroupRows | Name::Predict => None,
+            Name::Rope | Name::Add => Some(0),
+            Name::CopyRows => Some(1),
+            Name::Experts => Some(3),
+            _ => Some(self.buffers() - 1),
+        }
+    }
+}
+
 impl Kernel {
     /// A kernel that reads no weights.
     pub fn plain(name: Name) -> Kernel {
