@@ -21,6 +21,7 @@ pub mod reference;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tolerances;
+pub mod vulkan;
 
 use std::ops::Range;
 

@@ -610,6 +610,24 @@ pub enum FaultKind {
     )]
     VerifyPartDiffers { what: String, expected: String, found: String },
 
+    // ---- GPUs --------------------------------------------------------------------------------------------------
+    #[error("{api} cannot be used: {}", escaped_message(reason))]
+    GpuApi { api: &'static str, reason: String },
+    #[error("there is no {api} device {ordinal}: {}", listed_devices(found))]
+    GpuOrdinal { api: &'static str, ordinal: usize, found: Vec<String> },
+    #[error("{} cannot be used: {what}: expected {expected}, found {found}", escaped(device))]
+    GpuLacks { device: String, what: &'static str, expected: String, found: String },
+    #[error("{}: {call} answered {code} while {doing}", escaped(device))]
+    GpuCall { device: String, call: &'static str, doing: String, code: String },
+    #[error("{}: {wanted} bytes of memory are wanted for {purpose}, {free} are free", escaped(device))]
+    GpuMemory { device: String, purpose: String, wanted: u64, free: u64 },
+    #[error("{}: {doing} was not done within {seconds} s", escaped(device))]
+    GpuTimeout { device: String, doing: String, seconds: u64 },
+    #[error("{}: {doing}: the validation layers say: {}", escaped(device), escaped_message(message))]
+    GpuValidation { device: String, doing: String, message: String },
+    #[error("{}: there is no kernel {kernel}", escaped(device))]
+    GpuKernel { device: String, kernel: String },
+
     // ---- publishing --------------------------------------------------------------------------------------------
     #[error("the pipeline does not parse: {}", escaped_message(message))]
     PipelineSyntax { message: String },
@@ -698,6 +716,12 @@ impl FaultKind {
     pub fn hint(&self) -> Option<String> {
         super::hint::hint(self)
     }
+}
+
+/// The devices that there are, with their numbers.
+fn listed_devices(found: &[String]) -> String {
+    let numbered: Vec<String> = found.iter().enumerate().map(|(number, name)| format!("{number} is {name}")).collect();
+    if numbered.is_empty() { "none was found".to_owned() } else { listed(&numbered).to_string() }
 }
 
 /// Nanoseconds as seconds.
