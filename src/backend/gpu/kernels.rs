@@ -97,6 +97,16 @@ impl Name {
     }
 }
 
+/// Threads of a group, but for the kernels that [`Name::threads`] names.
+const THREADS: u32 = 256;
+
+impl Name {
+    /// Threads of a group, in one dimension: the one list that both APIs' sources and hosts agree on.
+    pub fn threads(self) -> u32 {
+        THREADS
+    }
+}
+
 impl Kernel {
     /// A kernel that reads no weights.
     pub fn plain(name: Name) -> Kernel {
