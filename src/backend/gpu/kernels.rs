@@ -72,6 +72,9 @@ impl Coding {
     }
 }
 
+/// Threads of a group, of every kernel.
+pub const THREADS: u32 = 256;
+
 /// Numbers of rows of x that a group of threads takes in the kernels that come in several.
 pub const TILE_ROWS: [u32; 4] = [1, 2, 4, 8];
 
@@ -86,13 +89,27 @@ impl Name {
         matches!(self, Name::Matmul | Name::Experts)
     }
 
+    /// The file of its source, without an ending.
+    pub fn file(self) -> &'static str {
+        match self {
+            Name::Matmul | Name::Experts | Name::Embed | Name::Absorb | Name::Predict => self.into(),
+            Name::Attend | Name::Merge => "attention",
+            Name::IndexScores | Name::TopPositions => "indexer",
+            Name::Choose | Name::GroupRows | Name::Combine => "router",
+            Name::RmsNorm | Name::LayerNorm | Name::Rope | Name::CopyRows | Name::TakeRows | Name::Add => "pointwise",
+            Name::Swiglu => "pointwise",
+        }
+    }
+
     /// Buffers that it has.
     pub fn buffers(self) -> usize {
         match self {
-            Name::Experts | Name::IndexScores => 5,
+            Name::Experts => 6,
+            Name::IndexScores => 5,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
-            Name::TopPositions | Name::Combine | Name::RmsNorm | Name::TakeRows | Name::Swiglu | Name::Predict => 3,
-            Name::Merge | Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add => 2,
+            Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
+            Name::Swiglu | Name::Predict => 3,
+            Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add => 2,
         }
     }
 }
