@@ -15,6 +15,7 @@
 //! Formulas: model description, forward.
 
 pub mod cpu;
+pub mod cuda;
 pub mod gpu;
 mod places;
 pub mod reference;
