@@ -19,6 +19,8 @@ pub mod cuda;
 pub mod gpu;
 mod places;
 pub mod reference;
+#[cfg(test)]
+pub(crate) mod samples;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tolerances;
