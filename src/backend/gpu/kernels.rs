@@ -125,6 +125,11 @@ impl Name {
             _ => Some(self.buffers() - 1),
         }
     }
+
+    /// Threads of a group, in one dimension: the one list that both APIs' sources and hosts agree on.
+    pub fn threads(self) -> u32 {
+        THREADS
+    }
 }
 
 impl Kernel {
