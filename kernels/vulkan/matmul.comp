@@ -11,14 +11,14 @@ CONSTANTS {
     uint stride, row_scales, group_size, columns;
     uint first_row, rows;
     uint head_rows, head_first, outputs;
-    uint count;
+    uint first, count;
     uint x_stride, x_head;
     uint out_stride, out_head, out_at;
 } c;
 
 void main() {
     const Weights w = Weights(0, 0, c.stride, c.row_scales, c.group_size);
-    const uint head = gl_WorkGroupID.z, first_x = gl_WorkGroupID.x * ROWS;
+    const uint head = gl_WorkGroupID.z, first_x = c.first + gl_WorkGroupID.x * ROWS;
     const uint first_of_group = gl_WorkGroupID.y * WARPS * OUTS;
     const uint row_of_group = head * c.head_rows + c.head_first + first_of_group;
     // a group whose rows are all in other parts; the others go on together, for their warps add up together

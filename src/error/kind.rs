@@ -610,24 +610,6 @@ pub enum FaultKind {
     )]
     VerifyPartDiffers { what: String, expected: String, found: String },
 
-    // ---- GPUs --------------------------------------------------------------------------------------------------
-    #[error("{api} cannot be used: {}", escaped_message(reason))]
-    GpuApi { api: &'static str, reason: String },
-    #[error("there is no {api} device {ordinal}: {}", listed_devices(found))]
-    GpuOrdinal { api: &'static str, ordinal: usize, found: Vec<String> },
-    #[error("{} cannot be used: {what}: expected {expected}, found {found}", escaped(device))]
-    GpuLacks { device: String, what: &'static str, expected: String, found: String },
-    #[error("{}: {call} answered {code} while {doing}", escaped(device))]
-    GpuCall { device: String, call: &'static str, doing: String, code: String },
-    #[error("{}: {wanted} bytes of memory are wanted for {purpose}, {free} are free", escaped(device))]
-    GpuMemory { device: String, purpose: String, wanted: u64, free: u64 },
-    #[error("{}: {doing} was not done within {seconds} s", escaped(device))]
-    GpuTimeout { device: String, doing: String, seconds: u64 },
-    #[error("{}: {doing}: the validation layers say: {}", escaped(device), escaped_message(message))]
-    GpuValidation { device: String, doing: String, message: String },
-    #[error("{}: there is no kernel {kernel}", escaped(device))]
-    GpuKernel { device: String, kernel: String },
-
     // ---- publishing --------------------------------------------------------------------------------------------
     #[error("the pipeline does not parse: {}", escaped_message(message))]
     PipelineSyntax { message: String },
@@ -710,6 +692,14 @@ pub enum FaultKind {
     GpuCall { device: String, doing: String, call: &'static str, code: String, launched: Option<(u64, String)> },
     #[error("{}: no memory for {purpose}: {wanted} bytes are wanted, {free} of {total} are free", escaped(device))]
     GpuMemory { device: String, purpose: String, wanted: u64, free: u64, total: u64 },
+    #[error("{api} cannot be used: {}", escaped_message(reason))]
+    GpuApi { api: &'static str, reason: String },
+    #[error("{} cannot be used: {what}: expected at least {expected}, found {found}", escaped(device))]
+    GpuLacks { device: String, what: &'static str, expected: String, found: String },
+    #[error("{}: cannot {doing} within {seconds} s", escaped(device))]
+    GpuTimeout { device: String, doing: String, seconds: u64 },
+    #[error("{}: cannot {doing}: the validation layers say: {}", escaped(device), escaped_message(message))]
+    GpuValidation { device: String, doing: String, message: String },
     #[error("{}: no kernel {kernel} was made for it", escaped(device))]
     GpuKernel { device: String, kernel: String },
 }
@@ -732,12 +722,6 @@ impl FaultKind {
     pub fn hint(&self) -> Option<String> {
         super::hint::hint(self)
     }
-}
-
-/// The devices that there are, with their numbers.
-fn listed_devices(found: &[String]) -> String {
-    let numbered: Vec<String> = found.iter().enumerate().map(|(number, name)| format!("{number} is {name}")).collect();
-    if numbered.is_empty() { "none was found".to_owned() } else { listed(&numbered).to_string() }
 }
 
 /// Nanoseconds as seconds.

@@ -6,7 +6,7 @@ use std::fmt;
 use ash::vk;
 
 use super::api::{self, Api, has, version_text};
-use super::faults::{API, api_fault, code};
+use super::faults::{api_fault, code};
 use crate::backend::gpu::driver::Limits;
 use crate::error::{Fault, FaultKind, Place, Result};
 
@@ -25,8 +25,12 @@ pub struct Adapter {
     pub(super) physical: vk::PhysicalDevice,
     /// Its number in `vulkan:N`: the fastest kinds of device first, each in the order of the loader.
     pub ordinal: usize,
-    /// Its name, with the version of its driver.
+    /// Its name, number and driver for messages.
     pub name: String,
+    /// The product's name.
+    pub product: String,
+    /// Its driver, with the version.
+    pub driver: String,
     /// What kind of device it is.
     pub kind: Kind,
     /// The version of Vulkan that it speaks.
@@ -95,15 +99,18 @@ pub(super) fn all(api: &Api) -> Result<Vec<Adapter>> {
         .map_err(|error| api_fault(format!("vkEnumeratePhysicalDevices: {}", code(error))))?;
     let mut adapters: Vec<Adapter> = found.into_iter().map(|physical| describe(api, physical)).collect();
     adapters.sort_by_key(|adapter| adapter.kind);
-    adapters.iter_mut().enumerate().for_each(|(ordinal, adapter)| adapter.ordinal = ordinal);
+    for (ordinal, adapter) in adapters.iter_mut().enumerate() {
+        adapter.ordinal = ordinal;
+        adapter.name = format!("{} (vulkan:{ordinal}, {})", adapter.product, adapter.driver);
+    }
     Ok(adapters)
 }
 
 /// The device with a number.
 pub(super) fn find(api: &Api, ordinal: usize) -> Result<Adapter> {
     let adapters = all(api)?;
-    let found = adapters.iter().map(|adapter| adapter.name.clone()).collect();
-    let absent = || Fault::new(Place::default(), FaultKind::GpuOrdinal { api: API, ordinal, found });
+    let found = adapters.len();
+    let absent = || Fault::new(Place::default(), FaultKind::GpuOrdinal { api: "vulkan", asked: ordinal, found });
     let adapter = adapters.get(ordinal).cloned().ok_or_else(absent)?;
     adapter.check()?;
     Ok(adapter)
@@ -122,15 +129,17 @@ fn describe(api: &Api, physical: vk::PhysicalDevice) -> Adapter {
     let family = families.iter().position(|family| family.queue_flags.contains(vk::QueueFlags::COMPUTE));
     let limits = properties.limits;
     let has_clock = family.is_some_and(|family| families[family].timestamp_valid_bits > 0);
-    let (name, largest) = if properties.api_version < api::VERSION {
-        (device_name(&properties), 0)
+    let (driver, largest) = if properties.api_version < api::VERSION {
+        (format!("driver {}", properties.driver_version), 0)
     } else {
         more(instance, physical, &properties, &offered)
     };
     Adapter {
         physical,
         ordinal: 0,
-        name,
+        name: String::new(),
+        product: device_name(&properties),
+        driver,
         kind: kind(properties.device_type),
         version: version_text(properties.api_version),
         limits: Limits {
@@ -148,7 +157,7 @@ fn describe(api: &Api, physical: vk::PhysicalDevice) -> Adapter {
     }
 }
 
-/// The name with the driver's version, and the largest buffer that one allocation can hold.
+/// The driver with its version, and the largest buffer that one allocation can hold.
 fn more(
     instance: &ash::Instance,
     physical: vk::PhysicalDevice,
@@ -170,10 +179,8 @@ fn more(
     // SAFETY: the device speaks Vulkan 1.1, and knows every structure of the chain.
     unsafe { instance.get_physical_device_properties2(physical, &mut all) };
     let name = match (driver.driver_name_as_c_str(), driver.driver_info_as_c_str()) {
-        (Ok(name), Ok(info)) if has_driver => {
-            format!("{}, {} {}", device_name(properties), name.to_string_lossy(), info.to_string_lossy())
-        }
-        _ => format!("{}, driver {}", device_name(properties), properties.driver_version),
+        (Ok(name), Ok(info)) if has_driver => format!("{} {}", name.to_string_lossy(), info.to_string_lossy()),
+        _ => format!("driver {}", properties.driver_version),
     };
     let largest = if has_largest { buffers.max_buffer_size } else { u64::MAX };
     (name, largest.min(allocations.max_memory_allocation_size))
@@ -208,10 +215,10 @@ fn missing(properties: &vk::PhysicalDeviceProperties, computes: bool) -> Option<
     let limits = &properties.limits;
     if properties.api_version < api::VERSION {
         let found = version_text(properties.api_version);
-        return Some(Missing { what: "Vulkan", expected: "at least 1.1".to_owned(), found });
+        return Some(Missing { what: "Vulkan", expected: "1.1".to_owned(), found });
     }
     if !computes {
-        return Some(Missing { what: "compute queues", expected: "at least 1".to_owned(), found: "none".to_owned() });
+        return Some(Missing { what: "compute queues", expected: "1".to_owned(), found: "none".to_owned() });
     }
     let needs = [
         ("threads of a group", GROUP_THREADS, limits.max_compute_work_group_invocations),
@@ -222,7 +229,7 @@ fn missing(properties: &vk::PhysicalDeviceProperties, computes: bool) -> Option<
     ];
     needs.into_iter().find(|(_, expected, found)| found < expected).map(|(what, expected, found)| Missing {
         what,
-        expected: format!("at least {expected}"),
+        expected: expected.to_string(),
         found: found.to_string(),
     })
 }
@@ -252,18 +259,18 @@ mod tests {
             missing(&properties, computes).map(|m| format!("{}: expected {}, found {}", m.what, m.expected, m.found))
         };
         assert_eq!(told(|_| (), true), None);
-        assert_eq!(told(|_| (), false).unwrap(), "compute queues: expected at least 1, found none");
+        assert_eq!(told(|_| (), false).unwrap(), "compute queues: expected 1, found none");
         assert_eq!(
             told(|p| p.api_version = vk::make_api_version(0, 1, 0, 68), true).unwrap(),
-            "Vulkan: expected at least 1.1, found 1.0.68"
+            "Vulkan: expected 1.1, found 1.0.68"
         );
         assert_eq!(
             told(|p| p.limits.max_compute_work_group_invocations = 128, true).unwrap(),
-            "threads of a group: expected at least 256, found 128"
+            "threads of a group: expected 256, found 128"
         );
         assert_eq!(
             told(|p| p.limits.max_per_stage_descriptor_storage_buffers = 4, true).unwrap(),
-            "buffers of a kernel: expected at least 6, found 4"
+            "buffers of a kernel: expected 6, found 4"
         );
     }
 }

@@ -5,11 +5,19 @@ use std::sync::{Mutex, PoisonError};
 
 use ash::vk;
 
-use super::faults::{api_fault, code};
-use crate::error::Result;
+use super::faults::{API, api_fault, code};
+use crate::error::{Fault, FaultKind, Place, Result};
 
 /// What the program asks of the API: what came with version 1.1.
 pub(super) const VERSION: u32 = vk::API_VERSION_1_1;
+/// The loader's file, as it is looked for.
+const LIBRARY: &str = if cfg!(windows) {
+    "vulkan-1.dll"
+} else if cfg!(target_os = "macos") {
+    "libvulkan.dylib"
+} else {
+    "libvulkan.so.1"
+};
 const VALIDATION_LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 
 /// The library with an instance.
@@ -28,7 +36,7 @@ impl Api {
     /// Loads the library and makes an instance, with the validation layers if they are asked for.
     pub fn load(validation: bool) -> Result<Api> {
         // SAFETY: the loader is the system's own; its initializers are trusted like those of every library of the system.
-        let entry = unsafe { ash::Entry::load() }.map_err(|error| api_fault(format!("{error}")))?;
+        let entry = unsafe { ash::Entry::load() }.map_err(no_library)?;
         // SAFETY: the library was loaded.
         let version = unsafe { entry.try_enumerate_instance_version() }
             .map_err(|error| api_fault(format!("vkEnumerateInstanceVersion: {}", code(error))))?
@@ -67,6 +75,14 @@ impl Drop for Api {
         // SAFETY: whatever was made from the instance holds this value, so it is gone.
         unsafe { self.instance.destroy_instance(None) };
     }
+}
+
+fn no_library(error: ash::LoadingError) -> Fault {
+    let message = match error {
+        ash::LoadingError::LibraryLoadFailure(error) => error.to_string(),
+        ash::LoadingError::MissingEntryPoint(error) => error.to_string(),
+    };
+    Fault::new(Place::default(), FaultKind::GpuLibrary { api: API, library: LIBRARY, message })
 }
 
 /// Refuses validation where the layers are not installed: silence would be taken for approval.

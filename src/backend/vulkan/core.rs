@@ -53,7 +53,7 @@ impl Core {
         let info = vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&extensions);
         // SAFETY: the device has the queue family and offers the extensions; `info` points to what lives until the end.
         let device = unsafe { api.instance.create_device(adapter.physical, &info, None) }
-            .map_err(|error| call_fault(&adapter.name, "vkCreateDevice", "opening the device".to_owned(), error))?;
+            .map_err(|error| call_fault(&adapter.name, "vkCreateDevice", "open the device".to_owned(), error))?;
         // SAFETY: the device was made with one queue of this family.
         let queue = unsafe { device.get_device_queue(adapter.family, 0) };
         let push = pushes.then(|| ash::khr::push_descriptor::Device::new(&api.instance, &device));
@@ -138,7 +138,7 @@ impl Core {
         wishes: &[(vk::MemoryPropertyFlags, vk::MemoryPropertyFlags)],
         purpose: &str,
     ) -> Result<Block> {
-        let doing = || format!("making a buffer of {bytes} bytes for {purpose}");
+        let doing = || format!("make a buffer of {bytes} bytes for {purpose}");
         let info = vk::BufferCreateInfo::default().size(bytes).usage(usage);
         // SAFETY: the device is alive, here and below.
         let answer = unsafe { self.device.create_buffer(&info, None) };

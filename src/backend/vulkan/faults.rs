@@ -12,10 +12,10 @@ pub(super) fn api_fault(reason: String) -> Fault {
     Fault::new(Place::default(), FaultKind::GpuApi { api: API, reason })
 }
 
-/// A failed call.
+/// A failed call; `doing` completes "cannot …".
 pub(super) fn call_fault(device: &str, call: &'static str, doing: String, error: vk::Result) -> Fault {
     let (device, code) = (device.to_owned(), code(error));
-    Fault::new(Place::default(), FaultKind::GpuCall { device, call, doing, code })
+    Fault::new(Place::default(), FaultKind::GpuCall { device, call, doing, code, launched: None })
 }
 
 /// The name of a code: `VK_ERROR_DEVICE_LOST`; of one that nobody knows its number.
@@ -34,9 +34,8 @@ mod tests {
         assert_eq!(code(vk::Result::TIMEOUT), "VK_TIMEOUT");
         assert_eq!(code(vk::Result::from_raw(-77)), "code -77");
         assert_eq!(
-            call_fault("llvmpipe", "vkQueueSubmit", "running add".to_owned(), vk::Result::ERROR_DEVICE_LOST)
-                .to_string(),
-            "llvmpipe: vkQueueSubmit answered VK_ERROR_DEVICE_LOST while running add"
+            call_fault("llvmpipe", "vkQueueSubmit", "run add".to_owned(), vk::Result::ERROR_DEVICE_LOST).to_string(),
+            "llvmpipe: cannot run add: vkQueueSubmit says VK_ERROR_DEVICE_LOST"
         );
     }
 }

@@ -147,8 +147,9 @@ impl Memory {
 
     /// The fault that names what was wanted and what there is.
     pub fn exhausted(&self, wanted: u64, purpose: &str) -> Fault {
-        let (device, purpose, free) = (self.core.adapter.name.clone(), purpose.to_owned(), self.state().free);
-        Fault::new(Place::default(), FaultKind::GpuMemory { device, purpose, wanted, free })
+        let (device, purpose) = (self.core.adapter.name.clone(), purpose.to_owned());
+        let DeviceMemory { free, total } = self.state();
+        Fault::new(Place::default(), FaultKind::GpuMemory { device, purpose, wanted, free, total })
     }
 }
 

@@ -40,7 +40,7 @@ impl Pipelines {
 
     fn add_layout(&mut self, buffers: usize) -> Result<()> {
         let core = &self.core;
-        let doing = || format!("describing kernels of {buffers} buffers");
+        let doing = || format!("describe kernels of {buffers} buffers");
         let bindings = Core::bindings(buffers);
         let push = vk::DescriptorSetLayoutCreateFlags::PUSH_DESCRIPTOR_KHR;
         let flags = if core.push.is_some() { push } else { vk::DescriptorSetLayoutCreateFlags::empty() };
@@ -82,7 +82,7 @@ impl Pipelines {
     /// Makes a kernel ready; constant 0 of its code is the rows of its tile.
     fn make(&self, name: &str, code: &[u8], rows: Option<u32>, layout: vk::PipelineLayout) -> Result<vk::Pipeline> {
         let core = &self.core;
-        let doing = || format!("making {name} ready");
+        let doing = || format!("make {name} ready");
         let words: Vec<u32> =
             code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
         let info = vk::ShaderModuleCreateInfo::default().code(&words);

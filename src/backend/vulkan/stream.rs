@@ -97,9 +97,9 @@ impl Frame {
     fn told(&self) -> String {
         let name = |kernel: Option<Kernel>| kernel.map(Kernel::function).unwrap_or_default();
         match (self.launches, self.copied) {
-            (0, bytes) => format!("copying {bytes} bytes"),
-            (1, _) => format!("running {}", name(self.last)),
-            (count, _) => format!("running {count} kernels from {} to {}", name(self.first), name(self.last)),
+            (0, bytes) => format!("copy {bytes} bytes"),
+            (1, _) => format!("run {}", name(self.last)),
+            (count, _) => format!("run {count} kernels from {} to {}", name(self.first), name(self.last)),
         }
     }
 }
@@ -107,7 +107,7 @@ impl Frame {
 impl Stream {
     /// Nothing to do yet.
     pub fn new(core: Arc<Core>, patience: Duration) -> Result<Stream> {
-        let doing = || "opening the device".to_owned();
+        let doing = || "open the device".to_owned();
         let info = vk::CommandPoolCreateInfo::default()
             .queue_family_index(core.adapter.family)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER | vk::CommandPoolCreateFlags::TRANSIENT);
@@ -132,7 +132,7 @@ impl Stream {
     }
 
     fn prepare(&mut self) -> Result<()> {
-        let doing = || "opening the device".to_owned();
+        let doing = || "open the device".to_owned();
         let core = &self.core;
         if core.adapter.tick.is_some() {
             let info =
@@ -208,7 +208,7 @@ impl Stream {
             at += count;
             left = later;
         }
-        self.core.validate(|| format!("copying {} bytes to the device", bytes.len()))
+        self.core.validate(|| format!("copy {} bytes to the device", bytes.len()))
     }
 
     /// Copies bytes back, when everything before has been done.
@@ -232,7 +232,7 @@ impl Stream {
             unsafe { std::ptr::copy_nonoverlapping(self.back.host, piece.as_mut_ptr(), piece.len()) };
             at += size;
         }
-        self.core.validate(|| format!("copying {count} bytes back"))
+        self.core.validate(|| format!("copy {count} bytes back"))
     }
 
     /// Starts a kernel.
@@ -268,7 +268,7 @@ impl Stream {
         if frame.launches >= self.launches {
             self.submit()?;
         }
-        self.core.validate(|| format!("running {}", kernel.function()))
+        self.core.validate(|| format!("run {}", kernel.function()))
     }
 
     /// Tells the device where a kernel's buffers are.
@@ -286,7 +286,7 @@ impl Stream {
                 vk::DescriptorSetAllocateInfo::default().descriptor_pool(frame.descriptors).set_layouts(&layouts);
             // SAFETY: the pool is the frame's own and has room for all its launches.
             let answer = unsafe { core.device.allocate_descriptor_sets(&info) };
-            let doing = || format!("running {}", kernel.function());
+            let doing = || format!("run {}", kernel.function());
             set = core.check("vkAllocateDescriptorSets", doing, answer)?[0];
         }
         let writes: Vec<vk::WriteDescriptorSet<'_>> = (0..)
@@ -328,12 +328,12 @@ impl Stream {
             // SAFETY: the device is done with the frame, so with its descriptors.
             let answer =
                 unsafe { core.device.reset_descriptor_pool(frame.descriptors, vk::DescriptorPoolResetFlags::empty()) };
-            core.check("vkResetDescriptorPool", || "recording kernels".to_owned(), answer)?;
+            core.check("vkResetDescriptorPool", || "record kernels".to_owned(), answer)?;
         }
         let info = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
         // SAFETY: as above; beginning resets what was recorded.
         let answer = unsafe { core.device.begin_command_buffer(frame.commands, &info) };
-        core.check("vkBeginCommandBuffer", || "recording kernels".to_owned(), answer)?;
+        core.check("vkBeginCommandBuffer", || "record kernels".to_owned(), answer)?;
         if self.queries != vk::QueryPool::null() {
             let first = 2 * self.at as u32;
             // SAFETY: the frame is being recorded, and no other uses its two queries.
@@ -489,7 +489,9 @@ impl Stream {
         let device = self.core.adapter.name.clone();
         let kind = match self.broken.clone() {
             None => return Ok(()),
-            Some(Broken::Lost { call, code, doing }) => FaultKind::GpuCall { device, call, doing, code },
+            Some(Broken::Lost { call, code, doing }) => {
+                FaultKind::GpuCall { device, call, doing, code, launched: None }
+            }
             Some(Broken::Late { doing }) => return Err(self.core.late(doing, self.patience)),
         };
         Err(Fault::new(Place::default(), kind))
@@ -527,7 +529,7 @@ fn map(
     // SAFETY: the memory is visible to the host and not mapped yet; freeing it ends the mapping.
     let answer =
         unsafe { core.device.map_memory(staging.block.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty()) };
-    staging.host = core.check("vkMapMemory", || format!("mapping memory for {purpose}"), answer)?.cast();
+    staging.host = core.check("vkMapMemory", || format!("map memory for {purpose}"), answer)?.cast();
     Ok(())
 }
 
