@@ -67,15 +67,15 @@ mod tests {
 
     #[test]
     fn every_kernel_has_code_and_none_is_left_over() {
-        let mut used: Vec<*const u8> = Vec::new();
+        let mut used: Vec<String> = Vec::new();
         for kernel in Kernel::all() {
             let code = of(kernel).unwrap_or_else(|| panic!("no code of {}", kernel.function()));
             assert_eq!(code[..4], [0x03, 0x02, 0x23, 0x07], "{} is no SPIR-V", kernel.function());
             assert_eq!(code.len() % 4, 0, "{}", kernel.function());
-            used.push(code.as_ptr());
+            used.push(Kernel { rows: None, ..kernel }.function());
         }
-        for (name, code) in CODE {
-            assert!(used.contains(&code.as_ptr()), "no kernel is {name}");
+        for (name, _) in CODE {
+            assert!(used.iter().any(|used| used == name), "no kernel is {name}");
         }
     }
 }

@@ -135,13 +135,14 @@ fn memory_that_is_not_there_is_named_and_comes_back() {
     let second = vulkan.allocate(90 << 20, "the second").unwrap();
     drop(second);
     vulkan.allocate(100 << 20, "all").unwrap();
-    // What the driver itself lacks reads the same.
+    // Where a block of the usual size is not to be had, one of what is wanted may be.
+    let Some(vulkan) = opened(options()) else { return };
     failing(&vulkan, "vkAllocateMemory", vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
-    let one = vulkan.allocate(50 << 20, "one").unwrap();
+    let one = vulkan.allocate(4 << 20, "one").unwrap();
     failing(&vulkan, "vkBindBufferMemory", vk::Result::ERROR_UNKNOWN);
-    let message = said(vulkan.allocate(40 << 20, "two"));
-    let expected = "cannot make a buffer of 41943040 bytes for two: vkBindBufferMemory says VK_ERROR_UNKNOWN";
-    assert!(message.ends_with(expected), "{message}");
+    let message = said(vulkan.allocate(1 << 20, "two"));
+    assert!(message.contains("cannot make a buffer of "), "{message}");
+    assert!(message.ends_with(" bytes for two: vkBindBufferMemory says VK_ERROR_UNKNOWN"), "{message}");
     drop(one);
 }
 
