@@ -46,6 +46,8 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of that number, in the driver's order.
     Cuda(usize),
+    /// The device of that number that Vulkan shows, in the order of [`vulkan::list`].
+    Vulkan(usize),
 }
 
 impl Device {
@@ -59,7 +61,7 @@ impl Device {
             "cuda" if number.is_some() => return Ok(Device::Cuda(number.unwrap_or_default())),
             "reference" if text == "reference" => return Ok(Device::Reference),
             "cpu" if text == "cpu" => return Ok(Device::Cpu),
-            "vulkan" => FaultKind::NotAvailable { name: "--device vulkan" },
+            "vulkan" if number.is_some() => return Ok(Device::Vulkan(number.unwrap_or_default())),
             _ => FaultKind::FlagValue { flag, expected, found: text.to_owned() },
         };
         Err(Fault::new(Place::default(), kind))
@@ -78,6 +80,8 @@ impl fmt::Display for Device {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(0) => f.write_str("cuda"),
             Device::Cuda(number) => write!(f, "cuda:{number}"),
+            Device::Vulkan(0) => f.write_str("vulkan"),
+            Device::Vulkan(number) => write!(f, "vulkan:{number}"),
         }
     }
 }

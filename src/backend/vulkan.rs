@@ -16,9 +16,12 @@ mod stream;
 mod tests;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::backend::gpu::Gpu;
+use crate::backend::gpu::device::Injection;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits};
 use crate::error::Result;
 pub use adapter::{Adapter, Kind, Missing};
@@ -27,6 +30,23 @@ use core::Core;
 use memory::{Memory, Part};
 use pipelines::Pipelines;
 use stream::Stream;
+
+/// The backend's name in options and reports.
+pub const NAME: &str = "vulkan";
+
+/// Whether [`backend`] asks for the validation layers.
+static VALIDATION: AtomicBool = AtomicBool::new(false);
+
+/// Lets the validation layers watch every device that [`backend`] opens from now on.
+pub fn validate() {
+    VALIDATION.store(true, Ordering::Relaxed);
+}
+
+/// A backend on the device of that number, with a fault on purpose.
+pub fn backend(ordinal: usize, injection: Option<Injection>) -> Result<Gpu<Vulkan>> {
+    let validation = VALIDATION.load(Ordering::Relaxed);
+    Ok(Gpu::new(Vulkan::open(Options { ordinal, validation, ..Options::default() })?, injection))
+}
 
 /// How a device is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +147,7 @@ impl Driver for Vulkan {
     type Buffer = Buffer;
 
     fn name(&self) -> &'static str {
-        "vulkan"
+        NAME
     }
 
     fn device(&self) -> String {

@@ -96,7 +96,7 @@ impl Arguments {
         let flag = "--inject-fault";
         let devices = self.running.devices()?;
         if devices.is_empty() || !devices.iter().all(|device| device.is_gpu()) {
-            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs: "--device cuda" }));
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs: "--device cuda or vulkan" }));
         }
         let (kind, launch) = text.split_once(':').unwrap_or((text, INJECTED_LAUNCH));
         match (kind.parse(), launch.parse()) {

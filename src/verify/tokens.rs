@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use super::{Stage, counted};
 use crate::backend::cpu::Cpu;
-use crate::backend::cuda;
 use crate::backend::gpu::device::{Device as Gpu, Injection};
 use crate::backend::gpu::driver::Driver;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
+use crate::backend::{cuda, vulkan};
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::io::write_whole;
@@ -230,6 +230,12 @@ impl Work<'_> {
             Device::Cuda(number) => {
                 let gpu = cuda::backend(number, self.options.injection)?;
                 let mut ran = self.with(&gpu, &|| cuda::backend(number, None), progress)?;
+                self.injected(gpu.gpu(), &mut ran);
+                Ok(ran)
+            }
+            Device::Vulkan(number) => {
+                let gpu = vulkan::backend(number, self.options.injection)?;
+                let mut ran = self.with(&gpu, &|| vulkan::backend(number, None), progress)?;
                 self.injected(gpu.gpu(), &mut ran);
                 Ok(ran)
             }
