@@ -15,8 +15,13 @@ pub use stream::Buffer;
 
 use self::images::Prefer;
 use self::stream::Stream;
+use crate::backend::gpu::Gpu;
+use crate::backend::gpu::device::Injection;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits};
 use crate::error::Result;
+
+/// The backend's name in options and reports.
+pub const NAME: &str = "cuda";
 
 /// Bytes of one buffer: as Vulkan has it on the same devices, and little enough for 32 bits to number its words.
 const BUFFER_BYTES: u64 = 4095 << 20;
@@ -43,11 +48,16 @@ impl Cuda {
     }
 }
 
+/// A backend on the GPU of that number, with a fault on purpose.
+pub fn backend(ordinal: usize, injection: Option<Injection>) -> Result<Gpu<Cuda>> {
+    Ok(Gpu::new(Cuda::open(ordinal)?, injection))
+}
+
 impl Driver for Cuda {
     type Buffer = Buffer;
 
     fn name(&self) -> &'static str {
-        "cuda"
+        NAME
     }
 
     fn device(&self) -> String {

@@ -11,6 +11,8 @@ pub mod kernels;
 mod lists;
 mod moe;
 mod rows;
+#[cfg(test)]
+pub(in crate::backend) mod tests;
 mod weight;
 
 use std::ops::Range;
