@@ -14,7 +14,8 @@ typedef signed char i8;
 // Threads of the CPU in the place of those of a GPU: tests.
 #include "emulated.h"
 #else
-#define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads) name
+// One group a multiprocessor is enough: with more in mind the compiler would rather spill registers.
+#define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads, 1) name
 
 // Σ over the 32 lanes of a warp, in every lane: pairs 16 apart, then 8, 4, 2, 1.
 __device__ __forceinline__ float warp_sum(float value) {
