@@ -18,6 +18,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod gpu;
 mod places;
+mod present;
 pub mod reference;
 #[cfg(test)]
 pub(crate) mod samples;
@@ -35,6 +36,7 @@ use crate::roles::Projection;
 use crate::weights::{Located, Matrix};
 
 pub use places::{Places, Seen};
+pub use present::Present;
 pub use tally::{Counters, Counts, Operation, Tally};
 
 /// Where a model runs.

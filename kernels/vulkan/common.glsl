@@ -2,7 +2,7 @@
 //
 // A kernel's buffers and constants stand in the order of its CUDA source in kernels/cuda, where its formula is; so do its
 // steps, and the order of its sums. A `warp` is 32 threads of a group, a `lane` one of them, whatever the device's
-// subgroups are: with SUBGROUPS (at least 32 lanes, full) warps add up in registers, without through shared memory.
+// subgroups are. With SUBGROUPS, which have to be full, lanes of a subgroup are added in registers, else all in shared memory.
 //
 // NaN is told by bits: a device need not keep to x ≠ x. Products and sums that round once are written as fma.
 #extension GL_EXT_control_flow_attributes : require

@@ -2,13 +2,24 @@
 //
 // Every thread of the group has to come here. AT_ONCE sums go through shared memory together.
 #ifdef SUBGROUPS
+shared float lanes_of[WARPS * LANES];
+
+// The value of the lane that is so far apart, which may be one of another subgroup.
+float from_lane(float value, uint apart) {
+    if (apart < gl_SubgroupSize) return subgroupShuffleXor(value, apart);
+    barrier();
+    lanes_of[THREAD] = value;
+    barrier();
+    return lanes_of[THREAD ^ apart];
+}
+
 float warp_sum(float value) {
-    [[unroll]] for (uint apart = 16; apart > 0; apart /= 2) value += subgroupShuffleXor(value, apart);
+    [[unroll]] for (uint apart = 16; apart > 0; apart /= 2) value += from_lane(value, apart);
     return value;
 }
 
 float warp_max(float value) {
-    [[unroll]] for (uint apart = 16; apart > 0; apart /= 2) value = max(value, subgroupShuffleXor(value, apart));
+    [[unroll]] for (uint apart = 16; apart > 0; apart /= 2) value = max(value, from_lane(value, apart));
     return value;
 }
 

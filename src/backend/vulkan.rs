@@ -23,7 +23,7 @@ use std::time::Duration;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits};
-use crate::error::Result;
+use crate::error::{Fault, Result};
 pub use adapter::{Adapter, Kind, Missing};
 use api::Api;
 use core::Core;
@@ -57,6 +57,8 @@ pub struct Options {
     pub validation: bool,
     /// Whether buffers are named in the command buffer where the device can, instead of in sets of descriptors.
     pub push_descriptors: bool,
+    /// Whether lanes are added up by subgroups, if the device has them: by default where those have 32 lanes.
+    pub subgroups: Option<bool>,
     /// Bytes of a buffer at most, if the device allows as many.
     pub buffer_bytes: u64,
     /// Bytes of device memory to take at most.
@@ -72,6 +74,7 @@ impl Default for Options {
             ordinal: 0,
             validation: false,
             push_descriptors: true,
+            subgroups: None,
             buffer_bytes: u64::MAX,
             memory_bytes: u64::MAX,
             patience: Duration::from_secs(300),
@@ -86,6 +89,11 @@ impl Default for Options {
 /// When there is no library, or no driver, with the reason.
 pub fn list() -> Result<Vec<Adapter>> {
     adapter::all(&Api::load(false)?)
+}
+
+/// The fault of a machine on which a driver is installed and shows no device.
+pub fn none() -> Fault {
+    faults::api_fault("the drivers show no device".to_owned())
 }
 
 /// A device.
@@ -127,8 +135,7 @@ impl Vulkan {
     pub fn open(options: Options) -> Result<Vulkan> {
         let api = Api::load(options.validation)?;
         let adapter = adapter::find(&api, options.ordinal)?;
-        let core = Core::open(api, adapter, options.validation, options.push_descriptors, options.buffer_bytes)
-            .map(Arc::new)?;
+        let core = Arc::new(Core::open(api, adapter, &options)?);
         let shared = Shared {
             stream: Mutex::new(Stream::new(Arc::clone(&core), options.patience)?),
             pipelines: Mutex::new(Pipelines::new(Arc::clone(&core))?),

@@ -420,6 +420,8 @@ pub enum FaultKind {
     GpuGroups { kernel: String, found: u32, limit: u32 },
     #[error("{what} are {found}, a GPU computes at most {limit}")]
     GpuDimension { what: &'static str, found: usize, limit: usize },
+    #[error("{device} is not used: {}", escaped_message(reason))]
+    DeviceUnused { device: String, reason: String },
     #[error("no fault was made: launch {launch} was to be wrong, there were {launches}")]
     GpuNotInjected { launch: u64, launches: u64 },
     #[error("launch {launch}, {kernel}, was made to fail")]

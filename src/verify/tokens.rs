@@ -46,6 +46,8 @@ pub struct TokenOptions {
     pub references: Vec<PathBuf>,
     /// Devices that compute; none means the CPU.
     pub devices: Vec<Device>,
+    /// Other devices that would have been used, with the reason why they are not.
+    pub unused: Vec<(String, String)>,
     /// Where to write references of this model.
     pub write_reference: Option<PathBuf>,
     /// Memory for the model, in bytes; by default what is available.
@@ -131,6 +133,9 @@ pub(super) fn run(
         }
     }
     let mut outcome = Outcome::default();
+    if !options.unused.is_empty() && part.has(0) {
+        outcome.stage.check("devices", unused(subject, options), &devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", "));
+    }
     let forward = ran.iter_mut().flat_map(|ran| std::mem::take(&mut ran.forward.0)).collect();
     let looked_at: Vec<&str> = ran.iter().map(|ran| &*ran.forward.1).collect();
     match part.has(0) {
@@ -160,6 +165,16 @@ pub(super) fn run(
     outcome.stage.checks.append(&mut first.stage.checks);
     (outcome.source, outcome.agreement) = (first.source.take(), first.agreement.take());
     Ok(outcome)
+}
+
+/// A warning for each device that is not used.
+fn unused(subject: &Subject<'_>, options: &TokenOptions) -> Vec<Found> {
+    let place = || Place::file(subject.weights.directory());
+    let kind = |(device, reason): &(String, String)| FaultKind::DeviceUnused {
+        device: device.clone(),
+        reason: reason.clone(),
+    };
+    options.unused.iter().map(|unused| (Severity::Warning, Fault::new(place(), kind(unused)))).collect()
 }
 
 /// How many parts have something to compute.

@@ -16,6 +16,8 @@ pub(super) const MAX_BUFFERS: u32 = 6;
 pub(super) const CONSTANT_BYTES: u32 = 128;
 /// Threads of a group at most.
 const GROUP_THREADS: u32 = 256;
+/// Lanes of a warp, as kernels count them.
+pub(super) const LANES: u32 = 32;
 /// Bytes that a group shares at most: what every device has.
 const SHARED_BYTES: u32 = 16 << 10;
 
@@ -46,6 +48,8 @@ pub struct Adapter {
     /// Nanoseconds of one step of its clock; `None` if it has no clock.
     pub(super) tick: Option<f64>,
     pub(super) push_descriptors: bool,
+    /// Lanes of a subgroup that can be asked to be full; 0 where subgroups cannot be used.
+    pub(super) subgroup_lanes: u32,
     pub(super) memory_budget: bool,
     pub(super) is_portability: bool,
 }
@@ -85,7 +89,7 @@ impl fmt::Debug for Adapter {
 
 impl Adapter {
     /// Refuses a device that lacks something.
-    pub(super) fn check(&self) -> Result<()> {
+    pub fn usable(&self) -> Result<()> {
         let Some(Missing { what, expected, found }) = self.missing.clone() else { return Ok(()) };
         let device = self.name.clone();
         Err(Fault::new(Place::default(), FaultKind::GpuLacks { device, what, expected, found }))
@@ -112,7 +116,7 @@ pub(super) fn find(api: &Api, ordinal: usize) -> Result<Adapter> {
     let found = adapters.len();
     let absent = || Fault::new(Place::default(), FaultKind::GpuOrdinal { api: "vulkan", asked: ordinal, found });
     let adapter = adapters.get(ordinal).cloned().ok_or_else(absent)?;
-    adapter.check()?;
+    adapter.usable()?;
     Ok(adapter)
 }
 
@@ -151,6 +155,7 @@ fn describe(api: &Api, physical: vk::PhysicalDevice) -> Adapter {
         memory,
         family: family.unwrap_or(0) as u32,
         tick: has_clock.then_some(f64::from(limits.timestamp_period)),
+        subgroup_lanes: subgroup_lanes(instance, physical, properties.api_version, &offered),
         push_descriptors: has(&offered, ash::khr::push_descriptor::NAME),
         memory_budget: has(&offered, ash::ext::memory_budget::NAME),
         is_portability: has(&offered, ash::khr::portability_subset::NAME),
@@ -184,6 +189,32 @@ fn more(
     };
     let largest = if has_largest { buffers.max_buffer_size } else { u64::MAX };
     (name, largest.min(allocations.max_memory_allocation_size))
+}
+
+/// Lanes of full subgroups that can be shuffled; 0 where the device has none.
+fn subgroup_lanes(
+    instance: &ash::Instance,
+    physical: vk::PhysicalDevice,
+    version: u32,
+    offered: &[vk::ExtensionProperties],
+) -> u32 {
+    if version < api::VERSION || !has(offered, ash::ext::subgroup_size_control::NAME) {
+        return 0;
+    }
+    let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
+    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut subgroups);
+    // SAFETY: the device speaks Vulkan 1.1, and knows the structure of the chain.
+    unsafe { instance.get_physical_device_properties2(physical, &mut all) };
+    let mut control = vk::PhysicalDeviceSubgroupSizeControlFeatures::default();
+    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut control);
+    // SAFETY: as above, with the extension of the structure.
+    unsafe { instance.get_physical_device_features2(physical, &mut features) };
+    let does = vk::SubgroupFeatureFlags::BASIC | vk::SubgroupFeatureFlags::SHUFFLE;
+    let usable = control.compute_full_subgroups == vk::TRUE
+        && subgroups.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
+        && subgroups.supported_operations.contains(does)
+        && subgroups.subgroup_size <= GROUP_THREADS;
+    if usable { subgroups.subgroup_size } else { 0 }
 }
 
 fn device_name(properties: &vk::PhysicalDeviceProperties) -> String {

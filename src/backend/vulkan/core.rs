@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ash::vk;
 
-use super::adapter::{Adapter, MAX_BUFFERS};
+use super::Options;
+use super::adapter::{Adapter, LANES, MAX_BUFFERS};
 use super::api::Api;
 use super::faults::call_fault;
 use crate::backend::gpu::driver::DeviceMemory;
@@ -20,6 +21,8 @@ pub(super) struct Core {
     /// Where descriptors can be written into a command buffer.
     pub push: Option<ash::khr::push_descriptor::Device>,
     pub adapter: Adapter,
+    /// Whether kernels add up lanes by subgroups.
+    pub subgroups: bool,
     /// Of one buffer, in bytes.
     pub buffer_bytes: u64,
     /// The number of the submission that is being recorded, and of the last that is done.
@@ -37,11 +40,17 @@ pub(super) struct Core {
 
 impl Core {
     /// Opens a device.
-    pub fn open(api: Api, adapter: Adapter, validation: bool, pushes: bool, buffer_bytes: u64) -> Result<Core> {
+    pub fn open(api: Api, adapter: Adapter, options: &Options) -> Result<Core> {
         let mut extensions: Vec<*const c_char> = Vec::new();
-        let pushes = pushes && adapter.push_descriptors;
+        let subgroups = options.subgroups.unwrap_or(adapter.subgroup_lanes >= LANES) && adapter.subgroup_lanes > 0;
+        let pushes = options.push_descriptors && adapter.push_descriptors;
         if pushes {
             extensions.push(ash::khr::push_descriptor::NAME.as_ptr());
+        }
+        let mut features = vk::PhysicalDeviceSubgroupSizeControlFeatures::default();
+        if subgroups {
+            extensions.push(ash::ext::subgroup_size_control::NAME.as_ptr());
+            features = features.compute_full_subgroups(true);
         }
         if adapter.memory_budget {
             extensions.push(ash::ext::memory_budget::NAME.as_ptr());
@@ -50,7 +59,10 @@ impl Core {
             extensions.push(ash::khr::portability_subset::NAME.as_ptr());
         }
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(adapter.family).queue_priorities(&[1.0])];
-        let info = vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&extensions);
+        let mut info = vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&extensions);
+        if subgroups {
+            info = info.push_next(&mut features);
+        }
         // SAFETY: the device has the queue family and offers the extensions; `info` points to what lives until the end.
         let device = unsafe { api.instance.create_device(adapter.physical, &info, None) }
             .map_err(|error| call_fault(&adapter.name, "vkCreateDevice", "open the device".to_owned(), error))?;
@@ -61,12 +73,13 @@ impl Core {
             device,
             queue,
             push,
-            buffer_bytes: adapter.limits.buffer_bytes.min(buffer_bytes) / 256 * 256,
+            buffer_bytes: adapter.limits.buffer_bytes.min(options.buffer_bytes) / 256 * 256,
+            subgroups,
             adapter,
             recording: AtomicU64::new(1),
             done: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
-            validation,
+            validation: options.validation,
             #[cfg(test)]
             failing: Mutex::new(None),
             api,

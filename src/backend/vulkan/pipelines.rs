@@ -65,7 +65,7 @@ impl Pipelines {
         let pipeline = match self.made.get(&kernel) {
             Some(&pipeline) => pipeline,
             None => {
-                let code = spirv::of(kernel).ok_or_else(|| self.absent(kernel))?;
+                let code = spirv::of(kernel, self.core.subgroups).ok_or_else(|| self.absent(kernel))?;
                 let pipeline = self.make(&kernel.function(), code, kernel.rows, layout)?;
                 self.made.insert(kernel, pipeline);
                 pipeline
@@ -92,11 +92,14 @@ impl Pipelines {
         let entries = [vk::SpecializationMapEntry { constant_id: 0, offset: 0, size: 4 }];
         let value = rows.unwrap_or(1).to_le_bytes();
         let constants = vk::SpecializationInfo::default().map_entries(&entries).data(&value);
-        let stage = vk::PipelineShaderStageCreateInfo::default()
+        let mut stage = vk::PipelineShaderStageCreateInfo::default()
             .stage(vk::ShaderStageFlags::COMPUTE)
             .module(module)
             .name(c"main")
             .specialization_info(&constants);
+        if core.subgroups {
+            stage.flags = vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS_EXT;
+        }
         let info = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(layout)];
         // SAFETY: module and layout are of this device.
         let answer = unsafe { core.device.create_compute_pipelines(vk::PipelineCache::null(), &info, None) };

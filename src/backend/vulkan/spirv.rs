@@ -53,12 +53,31 @@ const CODE: &[(&str, &[u8])] = &code![
     "add",
     "swiglu",
     "predict",
+    "matmul_f32_subgroup",
+    "matmul_int8_row_subgroup",
+    "matmul_int4_row_subgroup",
+    "matmul_int4_grouped_subgroup",
+    "matmul_int3_g64_subgroup",
+    "matmul_int2_row_subgroup",
+    "matmul_fp8_e4m3_b128_subgroup",
+    "experts_f32_subgroup",
+    "experts_int8_row_subgroup",
+    "experts_int4_row_subgroup",
+    "experts_int4_grouped_subgroup",
+    "experts_int3_g64_subgroup",
+    "experts_int2_row_subgroup",
+    "experts_fp8_e4m3_b128_subgroup",
+    "attend_subgroup",
+    "rms_norm_subgroup",
+    "layer_norm_subgroup",
 ];
 
-/// The code of a kernel; `None` if there is none.
-pub(super) fn of(kernel: Kernel) -> Option<&'static [u8]> {
+/// The code of a kernel, with sums by subgroups if it has any and they are asked for; `None` if there is none.
+pub(super) fn of(kernel: Kernel, subgroups: bool) -> Option<&'static [u8]> {
     let name = Kernel { rows: None, ..kernel }.function();
-    CODE.iter().find(|(of, _)| *of == name).map(|&(_, code)| code)
+    let code = |name: &str| CODE.iter().find(|(of, _)| *of == name).map(|&(_, code)| code);
+    let by_subgroups = if subgroups { code(&format!("{name}_subgroup")) } else { None };
+    by_subgroups.or_else(|| code(&name))
 }
 
 #[cfg(test)]
@@ -69,10 +88,14 @@ mod tests {
     fn every_kernel_has_code_and_none_is_left_over() {
         let mut used: Vec<String> = Vec::new();
         for kernel in Kernel::all() {
-            let code = of(kernel).unwrap_or_else(|| panic!("no code of {}", kernel.function()));
+            let code = of(kernel, false).unwrap_or_else(|| panic!("no code of {}", kernel.function()));
             assert_eq!(code[..4], [0x03, 0x02, 0x23, 0x07], "{} is no SPIR-V", kernel.function());
             assert_eq!(code.len() % 4, 0, "{}", kernel.function());
-            used.push(Kernel { rows: None, ..kernel }.function());
+            let name = Kernel { rows: None, ..kernel }.function();
+            if of(kernel, true) != Some(code) {
+                used.push(format!("{name}_subgroup"));
+            }
+            used.push(name);
         }
         for (name, _) in CODE {
             assert!(used.iter().any(|used| used == name), "no kernel is {name}");

@@ -6,7 +6,9 @@ use super::*;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
 use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
-use crate::error::Fault;
+use crate::backend::samples::{formats, matrix, numbers, routed};
+use crate::backend::{Backend, Mla, Places};
+use crate::format::Format;
 
 /// Options of tests: COLICONV_VULKAN_VALIDATION=1 in the environment lets the validation layers watch.
 fn options() -> Options {
@@ -102,13 +104,62 @@ fn every_kernel_agrees_with_the_reference() {
     every_kernel(&Gpu::new(vulkan, None), Extent::Small);
 }
 
-/// As on a device that sees little at once: weights are in many parts.
+/// What weights of a format take part in.
+fn computed(gpu: &Gpu<Vulkan>, format: Format) -> Vec<f32> {
+    let rows = |seed, n: usize, width: usize| gpu.write(&numbers(seed, n * width), width).unwrap();
+    let weight = gpu.upload("w", matrix(format, 600, 60, 1)).unwrap();
+    let product = gpu.matmul(&weight, &rows(2, 3, 60)).unwrap();
+    let embedded = gpu.embed(&weight, &[0, 599, 128, 300, 77]).unwrap();
+    let mla = Mla { heads: 12, nope: 60, rope: 4, value: 20, latent: 60 };
+    let kv_b = gpu.upload("kv_b", matrix(format, 12 * 80, 60, 3)).unwrap();
+    let mut cache = gpu.cache(64).unwrap();
+    gpu.append(&mut cache, &rows(4, 20, 64)).unwrap();
+    let places = Places::after(18, 2);
+    let attended = gpu.attention(&mla, &rows(5, 2, 12 * 64), &kv_b, &cache, &places, None).unwrap();
+    let out = [product, embedded, attended].map(|rows| gpu.read(&rows).unwrap()).concat();
+    [out, routed(gpu, format, 0..12)].concat()
+}
+
+/// On a device that sees little at once weights are in many parts.
 #[test]
-fn small_buffers_change_no_kernel() {
-    let Some(vulkan) = opened(Options { buffer_bytes: 512 << 10, push_descriptors: false, ..options() }) else {
+fn small_buffers_change_no_bit() {
+    let small = Options { buffer_bytes: 8 << 10, push_descriptors: false, ..options() };
+    let (Some(large), Some(small)) = (opened(options()), opened(small)) else { return };
+    assert_eq!(small.limits().buffer_bytes, 8 << 10);
+    let (large, small) = (Gpu::new(large, None), Gpu::new(small, None));
+    for format in formats() {
+        let launched = [&large, &small].map(|gpu| gpu.gpu().launches());
+        let bits = |gpu| computed(gpu, format).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert!(bits(&large) == bits(&small), "{format}");
+        let [whole, parts] =
+            [(&large, launched[0]), (&small, launched[1])].map(|(gpu, before)| gpu.gpu().launches() - before);
+        assert!(parts > whole, "{format}: {whole} launches, {parts} in parts");
+    }
+    let fault = said(small.write(&[0.0; 4096], 4096));
+    assert_eq!(fault, "activations would be a buffer of 16384 bytes, the device has at most 8192 in one");
+}
+
+#[test]
+fn sums_by_subgroups_have_the_same_bits() {
+    let plain = opened(Options { subgroups: Some(false), ..options() });
+    let (Some(plain), Some(subgroups)) = (plain, opened(Options { subgroups: Some(true), ..options() })) else {
         return;
     };
-    assert_eq!(vulkan.limits().buffer_bytes, 512 << 10);
+    if !subgroups.0.core.subgroups {
+        eprintln!("not tested: {} has no subgroups that can be full", subgroups.device());
+        return;
+    }
+    let (plain, subgroups) = (Gpu::new(plain, None), Gpu::new(subgroups, None));
+    for format in formats() {
+        let bits = |gpu| computed(gpu, format).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert!(bits(&plain) == bits(&subgroups), "{format}");
+    }
+    every_kernel(&subgroups, Extent::Small);
+}
+
+#[test]
+fn sets_of_descriptors_change_no_kernel() {
+    let Some(vulkan) = opened(Options { push_descriptors: false, ..options() }) else { return };
     every_kernel(&Gpu::new(vulkan, None), Extent::Small);
 }
 

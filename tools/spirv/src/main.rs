@@ -4,7 +4,7 @@
 //!
 //! - A source that names `KERNEL_…` holds these kernels, any other the one of its own name.
 //! - A source that includes `weights.glsl` comes once for each coding of weights.
-//! - A source that includes `sums.glsl` comes once more, with sums by subgroups.
+//! - A kernel that adds up lanes, by `sums.glsl`, comes once more, with subgroups.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,6 @@ fn build(kernels: &Path) -> Result<BTreeMap<String, Vec<u8>>, String> {
         let text = expanded(kernels, &path, &mut Vec::new())?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         for kernel in kernels_of(&text, &stem) {
-            // What is not of this kernel is cut away first, to see what it includes.
             let define = format!("#define KERNEL_{}\n", kernel.to_uppercase());
             let codings: Vec<Option<&str>> = match text.contains("CODING_F32") {
                 true => CODINGS.iter().copied().map(Some).collect(),
@@ -57,7 +56,12 @@ fn build(kernels: &Path) -> Result<BTreeMap<String, Vec<u8>>, String> {
                         (format!("{kernel}_{coding}"), format!("{define}#define CODING_{}\n", coding.to_uppercase()))
                     }
                 };
-                files.insert(format!("{name}.spv"), compile(&name, &text, &defines)?);
+                let (code, sums) = compile(&name, &text, &defines)?;
+                files.insert(format!("{name}.spv"), code);
+                if sums {
+                    let (code, _) = compile(&name, &text, &format!("{defines}#define SUBGROUPS\n"))?;
+                    files.insert(format!("{name}_subgroup.spv"), code);
+                }
             }
         }
     }
@@ -102,7 +106,8 @@ fn expanded(folder: &Path, path: &Path, seen: &mut Vec<PathBuf>) -> Result<Strin
     Ok(out)
 }
 
-fn compile(name: &str, text: &str, defines: &str) -> Result<Vec<u8>, String> {
+/// The code of a kernel, and whether it adds up lanes.
+fn compile(name: &str, text: &str, defines: &str) -> Result<(Vec<u8>, bool), String> {
     let told = |error: String| format!("{name}: {error}");
     let at = text.find("#version 450\n").ok_or_else(|| told("no #version 450".to_owned()))? + "#version 450\n".len();
     let source = ShaderSource::from(format!("{}{defines}{}", &text[..at], &text[at..]));
@@ -115,11 +120,10 @@ fn compile(name: &str, text: &str, defines: &str) -> Result<Vec<u8>, String> {
     let compiler = Compiler::acquire().ok_or_else(|| told("glslang does not start".to_owned()))?;
     let input = ShaderInput::new(&source, ShaderStage::Compute, &options, None, None)
         .map_err(|error| told(format!("{error}")))?;
-    let words = compiler
-        .create_shader(input)
-        .and_then(|shader| shader.compile())
-        .map_err(|error| told(format!("{error}")))?;
-    Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect())
+    let shader = compiler.create_shader(input).map_err(|error| told(format!("{error}")))?;
+    let sums = shader.get_preprocessed_code().contains("lanes_of");
+    let words = shader.compile().map_err(|error| told(format!("{error}")))?;
+    Ok((words.iter().flat_map(|word| word.to_le_bytes()).collect(), sums))
 }
 
 fn write(kernels: &Path, files: &BTreeMap<String, Vec<u8>>) -> Result<(), String> {
