@@ -23,7 +23,7 @@ pub(crate) mod tolerances;
 
 use std::ops::Range;
 
-use crate::error::{Faults, Result};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::experts;
 use crate::roles::Projection;
 use crate::weights::{Located, Matrix};
@@ -39,6 +39,22 @@ pub enum Device {
     Reference,
     /// The CPU.
     Cpu,
+}
+
+impl Device {
+    /// Reads `reference`, `cpu`, `cuda[:N]` or `vulkan[:N]`, which stands at `flag`. What is planned is refused by name
+    /// ([`FaultKind::NotAvailable`]), anything else as [`FaultKind::FlagValue`].
+    pub fn parse(flag: &'static str, text: &str) -> Result<Device> {
+        let expected = "reference, cpu, cuda[:N] or vulkan[:N]";
+        let kind = match text.split(':').next().unwrap_or_default() {
+            "reference" if text == "reference" => return Ok(Device::Reference),
+            "cpu" if text == "cpu" => return Ok(Device::Cpu),
+            "cuda" => FaultKind::NotAvailable { name: "--device cuda" },
+            "vulkan" => FaultKind::NotAvailable { name: "--device vulkan" },
+            _ => FaultKind::FlagValue { flag, expected, found: text.to_owned() },
+        };
+        Err(Fault::new(Place::default(), kind))
+    }
 }
 
 /// How sums are formed.
