@@ -99,7 +99,7 @@ impl Job<'_> {
         let waited = backend.expert_counters().map_or(0.0, |counters| counters.wait_seconds);
         let shares = (tokens > 0).then(|| shares(&backend.counters(), waited, scoring_seconds));
         let probes = probe.then(|| self.probes(&own, model)).transpose()?;
-        let experts = backend.expert_counters().map(Experts::from);
+        let experts = backend.expert_counters();
         Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares, experts })
     }
 

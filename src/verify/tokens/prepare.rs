@@ -17,6 +17,11 @@ use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 /// Positions of a text of the model's own: beginnings are short.
 const OWN_POSITIONS: usize = 48 + OWN_TOKENS;
 
+/// Positions that are kept at the same time: a text and its beginnings are never there together with more than one other.
+pub fn positions(longest: usize) -> u64 {
+    2 * longest.max(OWN_POSITIONS) as u64
+}
+
 /// References that were read, with their files.
 #[derive(Default)]
 pub(in crate::verify) struct Prepared {
@@ -107,8 +112,7 @@ fn fits(
     }
     if devices.contains(&Device::Cpu) {
         let longest = prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0);
-        // A text and its beginnings are never kept together with more than one other.
-        let positions = 2 * longest.max(OWN_POSITIONS) as u64;
+        let positions = positions(longest);
         let directories = std::iter::once(directory).chain(source);
         let needs: Vec<Needs> =
             directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
