@@ -8,6 +8,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use super::progress::{Meter, duration};
 use super::running::Running;
 use super::{Talk, findings_text, not_available, print, print_json, size, text};
+use crate::backend::gpu::device::Injection;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::{read_small, write_whole};
 use crate::limits;
@@ -63,8 +64,9 @@ pub(crate) struct Arguments {
     /// Not available in this version
     #[arg(long, hide = true)]
     all_devices: bool,
-    /// Not available in this version
-    #[arg(long, value_name = "KIND", hide = true)]
+    /// Make a fault on purpose on the GPU, to see the verdict change: `launch[:K]` makes the K-th launch of a kernel fail,
+    /// `numbers[:K]` its numbers wrong [K: 100]
+    #[arg(long, value_name = "KIND")]
     inject_fault: Option<String>,
     #[command(flatten)]
     pub(super) talk: Talk,
@@ -73,21 +75,42 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Flags of this command that are planned but not there.
     fn later(&self) -> Option<&'static str> {
-        [(self.all_devices, "--all-devices"), (self.inject_fault.is_some(), "--inject-fault")]
-            .into_iter()
-            .find_map(|(given, name)| given.then_some(name))
+        self.all_devices.then_some("--all-devices")
     }
 
     fn tokens(&self) -> Result<TokenOptions, Fault> {
         self.running.check_mode()?;
+        let injection = self.injection()?;
         Ok(TokenOptions {
             references: self.reference.clone(),
             devices: self.running.devices()?,
             write_reference: self.write_reference.clone(),
             memory: self.running.memory,
+            injection,
         })
     }
+
+    /// The fault that is to be made, on devices that are all GPUs.
+    fn injection(&self) -> Result<Option<Injection>, Fault> {
+        let Some(text) = &self.inject_fault else { return Ok(None) };
+        let flag = "--inject-fault";
+        let devices = self.running.devices()?;
+        if devices.is_empty() || !devices.iter().all(|device| device.is_gpu()) {
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs: "--device cuda" }));
+        }
+        let (kind, launch) = text.split_once(':').unwrap_or((text, INJECTED_LAUNCH));
+        match (kind.parse(), launch.parse()) {
+            (Ok(kind), Ok(launch @ 1..)) => Ok(Some(Injection { launch, kind })),
+            _ => {
+                let (expected, found) = ("launch[:K] or numbers[:K], K from 1", text.clone());
+                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
+            }
+        }
+    }
 }
+
+/// The launch that a fault is made in where none is named.
+const INJECTED_LAUNCH: &str = "100";
 
 /// Runs `verify`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {

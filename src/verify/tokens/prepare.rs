@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
-use crate::backend::Device;
+use crate::backend::{Device, cuda};
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::experts;
 use crate::io::available_bytes;
-use crate::model::memory::{Needs, share};
+use crate::model::memory::{Needs, fits_gpu, gpu_positions, share};
 use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 
@@ -96,6 +96,10 @@ fn check_ids(reference: &Reference, vocab_size: u64, path: &Path) -> Result<()> 
     }
 }
 
+fn positions_of(prepared: &Prepared) -> u64 {
+    positions(prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0))
+}
+
 /// Refuses what does not fit, and tells what the plain backend needs where it alone does not.
 fn fits(
     prepared: &mut Prepared,
@@ -111,12 +115,19 @@ fn fits(
         check_memory(directory, plain.saturating_mul(1 + u64::from(source.is_some())), memory)?;
     }
     if devices.contains(&Device::Cpu) {
-        let longest = prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0);
-        let positions = positions(longest);
+        let positions = positions_of(prepared);
         let directories = std::iter::once(directory).chain(source);
         let needs: Vec<Needs> =
             directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
         prepared.cpu = share(&needs, options.memory)?;
+    }
+    for device in devices {
+        let Device::Cuda(number) = device else { continue };
+        let directories = std::iter::once(directory).chain(source);
+        let positions = gpu_positions(positions_of(prepared));
+        let needs: Vec<Needs> =
+            directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
+        fits_gpu(&needs, cuda::backend(number, None)?.gpu(), options.memory)?;
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
     Ok(())
