@@ -249,7 +249,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         return Ok(code);
     }
     job.check_space()?;
-    let verification = arguments.verify.then(|| Verification::of(&job, None)).transpose()?;
+    let verification = arguments.verify.then(|| Verification::of(&job, arguments.memory)).transpose()?;
     let told = job.warnings().len();
     warn(job.warnings());
     let plan = plan_text(&arguments.checkpoint, arguments.part, &job);
