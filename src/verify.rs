@@ -27,10 +27,10 @@ use crate::report::{CheckStatus, Verdict, VerifyFile, VerifyPart, VerifyReport};
 use crate::score::identity::{model_sha256_in, model_sha256_of};
 use crate::threads;
 use crate::weights::{ModelKind, Weights};
-use stage::{Stage, counted};
+use stage::Stage;
 use weights::Opened;
 
-pub use tokens::{OWN_REFERENCE, TokenOptions};
+pub use tokens::{OWN_REFERENCE, TokenOptions, positions};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

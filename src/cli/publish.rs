@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Compare with a listing of the repository, as JSON; alone, nothing else is done
     #[arg(long, value_name = "FILE")]
     check_listing: Option<PathBuf>,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     #[command(flatten)]

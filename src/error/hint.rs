@@ -86,8 +86,8 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Misread { safe, .. } if safe.is_empty() => {
             "int8 (8 bits) is read correctly at any width; --allow-ambiguous writes it all the same".into()
         }
-        K::Misread { safe, .. } => format!(
-            "group size {} would be read correctly here; --allow-ambiguous writes it all the same",
+        K::Misread { safe, shape, .. } => format!(
+            "for {shape} group size {} would be read correctly; --allow-ambiguous writes it all the same",
             listed(safe)
         ),
         K::DestinationUsed { .. } | K::OtherParameters { .. } | K::OtherSource { .. } | K::OutputExists => {
@@ -180,7 +180,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::ConfigNotTheSource { .. } => "take config.json from the source: other arithmetic gives other tokens".into(),
         K::NoMtpHead => "convert the checkpoint with --mtp, or do without drafts".into(),
-        K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
+        K::LogitsNotFinite { .. } => "a weight or scale is damaged: `coliconv verify --level payload` names it".into(),
         K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
         K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
         K::ReferenceMissing { .. } | K::ReferenceValue { .. } | K::ReferenceCount { .. } => {
@@ -204,6 +204,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "the tensor was damaged, its scales are another tensor's, or it was made from another checkpoint".into()
         }
         K::PromptEmpty => "give a text; what a text of this model begins with is added to it, see --prefix".into(),
+        K::GenerationTooLarge { .. } => "give a lower --max-tokens or a shorter prompt, or a higher --memory".into(),
         K::PromptTooLong { .. } => "shorten the prompt, or give a lower --max-tokens".into(),
         K::NoChatTemplate => "copy chat_template.jinja from the model's repository, or leave out --chat".into(),
         K::ChatTemplate { .. } => {

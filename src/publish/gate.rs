@@ -7,7 +7,7 @@ use super::checks::Checks;
 use super::evidence::{Evidence, Told};
 use super::policy::{Policy, ScorePolicy, VerifyPolicy};
 use super::shell::quoted_path;
-use crate::error::{Fault, FaultKind, Place};
+use crate::error::{Fault, FaultKind, Place, counted};
 use crate::report::{CheckStatus, ScoreBaseline, ScoreReport, Verdict, VerifyReport, VerifyTokens};
 use crate::verify::{Level, OWN_REFERENCE};
 
@@ -137,11 +137,6 @@ fn is_used(entry: &VerifyTokens) -> bool {
     let ran = entry.gpu.as_ref().is_none_or(|gpu| gpu.dispatches > 0);
     let is_gpu = matches!(device, "cuda" | "vulkan");
     entry.backend == device && ran && (!is_gpu || entry.gpu.is_some())
-}
-
-/// `1 task`, `2 tasks`
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn listed(names: &BTreeSet<String>) -> String {

@@ -10,7 +10,7 @@ mod source;
 
 use std::path::{Path, PathBuf};
 
-use super::{Stage, counted};
+use super::Stage;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda;
 use crate::backend::gpu::device::{Device as Gpu, Injection};
@@ -18,7 +18,7 @@ use crate::backend::gpu::driver::Driver;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::container::reader::Found;
-use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
 use crate::io::write_whole;
 use crate::isa::Isa;
 use crate::model::Model;
@@ -30,6 +30,7 @@ use crate::weights::Weights;
 
 pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
+pub use prepare::positions;
 pub(super) use source::SourceShare;
 
 pub(super) use prepare::{Prepared, prepare};
@@ -269,7 +270,7 @@ impl Work<'_> {
             }
             None => {}
         }
-        level.outcome.experts = backend.expert_counters().map(Experts::from);
+        level.outcome.experts = backend.expert_counters();
         Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
     }
 }

@@ -10,11 +10,11 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::{Stage, counted};
+use super::Stage;
 use crate::checkpoint::{Allowed, Checkpoint};
 use crate::config::CONFIG_FILE;
 use crate::container::reader::{Found, StoredWeight, Survey};
-use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
 use crate::format::Format;
 use crate::limits;
 use crate::part::Part;
