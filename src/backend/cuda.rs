@@ -7,6 +7,8 @@ mod api;
 mod device;
 pub mod images;
 mod stream;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 
 use std::sync::Arc;
 
