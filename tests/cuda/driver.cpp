@@ -249,7 +249,12 @@ API cuDevicePrimaryCtxRetain(void** context, int device) {
 API cuDevicePrimaryCtxRelease_v2(int device) {
     BEGIN(cuDevicePrimaryCtxRelease_v2)
     if (device < 0 || device >= device_count() || devices[device].contexts == 0) return InvalidContext;
-    devices[device].contexts--;
+    if (--devices[device].contexts == 0) {
+        // what went wrong in a context ends with it
+        broken = Success;
+        tasks_done += tasks.size();
+        tasks.clear();
+    }
     return Success;
 }
 
