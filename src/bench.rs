@@ -132,19 +132,12 @@ const LEAST_DECODED_BYTES: u64 = 24 << 20;
 fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchReport {
     BenchReport {
         target: target.to_owned(),
-        cpu: line_of("/proc/cpuinfo", "model name"),
+        cpu: crate::io::cpu_name(),
         model: None,
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
         threads: threads as u64,
         measures,
     }
-}
-
-/// What follows the colon of a line.
-fn line_of(path: &str, key: &str) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|line| line.starts_with(key))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 /// The directories of runs that are not over.

@@ -5,6 +5,7 @@
 
 mod bench;
 mod convert;
+mod devices;
 mod diff;
 mod generate;
 mod inspect;
@@ -58,6 +59,8 @@ enum Command {
     Publish(publish::Arguments),
     /// Convert, verify, score and publish, as a file says; goes on where an earlier run stopped
     Pipeline(pipeline::Arguments),
+    /// Tell what models can run on here, and why a device cannot be used
+    Devices(devices::Arguments),
     /// Measure how fast this machine does the work
     Bench(bench::Arguments),
     /// Print what lets a shell complete commands and flags
@@ -78,8 +81,6 @@ enum Later {
     Repair(Anything),
     /// Not available in this version
     Repack(Anything),
-    /// Not available in this version
-    Devices(Anything),
 }
 
 /// Any arguments: the command is refused before they are looked at.
@@ -95,7 +96,6 @@ impl Later {
         match self {
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
-            Later::Devices(_) => "`coliconv devices`",
         }
     }
 }
@@ -126,6 +126,7 @@ pub fn main() -> ExitCode {
         Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
         Command::Publish(arguments) => ended(arguments.talk, publish::run(&arguments)),
         Command::Pipeline(arguments) => ended(arguments.talk, pipeline::run(&arguments)),
+        Command::Devices(arguments) => devices::run(&arguments),
         Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
         Command::Completions(arguments) => shell::completions(&arguments, Cli::command()),
         Command::Man(arguments) => {

@@ -1,6 +1,7 @@
 //! The JSON documents that commands print with `--json`. `schemas/` is generated from these types.
 
 mod bench;
+mod devices;
 mod diff;
 mod generate;
 mod gpu;
@@ -14,6 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
+pub use self::devices::{DevicesApi, DevicesCpu, DevicesGpu, DevicesReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
 pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
 pub use self::gpu::{GpuOperation, GpuRun};

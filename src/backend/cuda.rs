@@ -9,6 +9,8 @@ pub mod images;
 #[cfg(test)]
 mod on_gpu;
 mod stream;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 
 use std::sync::Arc;
 
