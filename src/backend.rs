@@ -15,15 +15,20 @@
 //! Formulas: model description, forward.
 
 pub mod cpu;
+pub mod cuda;
+pub mod gpu;
 mod places;
 pub mod reference;
+#[cfg(test)]
+pub(crate) mod samples;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tolerances;
 
+use std::fmt;
 use std::ops::Range;
 
-use crate::error::{Faults, Result};
+use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::experts;
 use crate::roles::Projection;
 use crate::weights::{Located, Matrix};
@@ -32,13 +37,48 @@ pub use places::{Places, Seen};
 pub use tally::{Counters, Counts, Operation, Tally};
 
 /// Where a model runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
-#[strum(serialize_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     /// The plain backend, the oracle of the others.
     Reference,
     /// The CPU.
     Cpu,
+    /// The NVIDIA GPU of that number, in the driver's order.
+    Cuda(usize),
+}
+
+impl Device {
+    /// Reads `reference`, `cpu`, `cuda[:N]` or `vulkan[:N]`, which stands at `flag`. What is planned is refused by name
+    /// ([`FaultKind::NotAvailable`]), anything else as [`FaultKind::FlagValue`].
+    pub fn parse(flag: &'static str, text: &str) -> Result<Device> {
+        let expected = "reference, cpu, cuda[:N] or vulkan[:N]";
+        let (api, number) = text.split_once(':').unwrap_or((text, "0"));
+        let number = number.parse().ok();
+        let kind = match api {
+            "cuda" if number.is_some() => return Ok(Device::Cuda(number.unwrap_or_default())),
+            "reference" if text == "reference" => return Ok(Device::Reference),
+            "cpu" if text == "cpu" => return Ok(Device::Cpu),
+            "vulkan" => FaultKind::NotAvailable { name: "--device vulkan" },
+            _ => FaultKind::FlagValue { flag, expected, found: text.to_owned() },
+        };
+        Err(Fault::new(Place::default(), kind))
+    }
+
+    /// Whether it is a GPU.
+    pub fn is_gpu(self) -> bool {
+        !matches!(self, Device::Reference | Device::Cpu)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Reference => f.write_str("reference"),
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(0) => f.write_str("cuda"),
+            Device::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
 }
 
 /// How sums are formed.

@@ -11,6 +11,7 @@ mod inspect;
 mod pipeline;
 mod progress;
 mod publish;
+mod running;
 mod score;
 mod shell;
 mod size;

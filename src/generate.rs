@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use crate::backend::cuda;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
@@ -17,10 +18,11 @@ use crate::model::chat::{ChatTemplate, Message};
 use crate::model::detokenize::Detokenizer;
 use crate::model::drafting::Decoding;
 use crate::model::ending::{StopReason, repetition};
+use crate::model::memory::Needs;
 use crate::model::sampler::Sampler;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{Model, check_memory, memory, plain_bytes};
-use crate::report::{Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, Severity};
+use crate::model::{CHUNK_ROWS, Model, check_memory, memory, plain_bytes};
+use crate::report::{Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, GpuRun, Severity};
 use crate::score::encode::{PrefixChoice, prefix, prefixed};
 use crate::score::identity::sha256_of;
 use crate::threads;
@@ -131,6 +133,16 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
             None
         }
         Device::Cpu => Some(memory::cpu(path, config, positions, options.memory)?),
+        Device::Cuda(_) => None,
+    };
+    let cuda = match options.device {
+        Device::Cuda(number) => {
+            let gpu = cuda::backend(number, None)?;
+            let needs = [Needs::of(path, config, positions, CHUNK_ROWS as u64)];
+            memory::fits_gpu(&needs, gpu.gpu(), options.memory)?;
+            Some(gpu)
+        }
+        _ => None,
     };
     let stop_ids = match options.stop_at_ids {
         true => stop_ids(path, config)?,
@@ -143,9 +155,10 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
     let pool = threads::pool(options.threads, path)?;
     let run =
         Run { path, options, weights, tokenizer: &tokenizer, prompt: &ids, stop_ids: &stop_ids, max_tokens, watch };
-    let said = pool.install(|| match &cpu {
-        None => run.on(&Plain::default(), started),
-        Some(cpu) => run.on(cpu, started),
+    let said = pool.install(|| match (&cpu, &cuda) {
+        (Some(cpu), _) => run.on(cpu, started),
+        (_, Some(gpu)) => run.on(gpu, started),
+        _ => run.on(&Plain::default(), started),
     })?;
     let mut report = run.report(said, stored.kind().name(), prompt, started);
     let mut warnings = stored.findings();
@@ -247,6 +260,7 @@ struct Said {
     seconds: [f64; 3],
     peak_anonymous_bytes: Option<u64>,
     experts: Option<Experts>,
+    gpu: Option<GpuRun>,
 }
 
 impl Run<'_> {
@@ -297,6 +311,7 @@ impl Run<'_> {
             seconds: [0.0, prompt_seconds.unwrap_or_default(), 0.0],
             peak_anonymous_bytes: peak,
             experts: backend.expert_counters().map(Experts::from),
+            gpu: self.options.device.is_gpu().then(|| GpuRun::of(backend)),
         })
     }
 
@@ -332,7 +347,7 @@ impl Run<'_> {
     }
 
     fn report(&self, said: Said, kind: &str, prompt: Option<String>, started: Instant) -> GenerateReport {
-        let device: &str = self.options.device.into();
+        let device = self.options.device.to_string();
         let (backend, backend_device, mode) = said.backend;
         let (temperature, top_p, seed) = match self.options.sampler {
             Sampler::Greedy => (0.0, None, None),
@@ -348,7 +363,7 @@ impl Run<'_> {
         GenerateReport {
             path: self.path.to_string_lossy().into_owned(),
             kind: kind.to_owned(),
-            device: device.to_owned(),
+            device,
             backend: backend.to_owned(),
             backend_device,
             mode: mode.to_owned(),
@@ -379,6 +394,7 @@ impl Run<'_> {
             decoding_seconds,
             peak_anonymous_bytes: said.peak_anonymous_bytes,
             experts: said.experts,
+            gpu: said.gpu,
             warnings: unknown.into_iter().collect(),
         }
     }

@@ -4,6 +4,7 @@ mod bench;
 mod diff;
 mod experts;
 mod generate;
+mod gpu;
 pub mod inspect;
 mod pipeline;
 mod publish;
@@ -17,6 +18,7 @@ pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
 pub use self::experts::Experts;
 pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
+pub use self::gpu::{GpuOperation, GpuRun};
 pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepStatus};
 pub use self::publish::{PublishDocument, PublishFile, PublishListing, PublishReport, PublishStep, Storage};
 pub use self::score::{
@@ -26,7 +28,7 @@ pub use self::score::{
 };
 pub use self::verify::{
     CheckStatus, Verdict, VerifyAgreement, VerifyBinding, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile,
-    VerifyGpu, VerifyGreedy, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTeacherForced, VerifyTokens,
+    VerifyGreedy, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
 pub use crate::error::Severity;
 use crate::error::{Fault, FaultKind, escaped, escaped_whole};

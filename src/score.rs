@@ -129,14 +129,17 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
             check_memory(path, plain_bytes(&config).saturating_mul(models), options.memory)?;
             None
         }
-        (false, Device::Cpu) => {
+        (false, device) => {
             let baseline = options.baseline.as_deref().filter(|_| with_baseline_model);
             // The prefix is a few tokens more; a model that is the baseline has the same config but for its formats.
             let longest = inputs.iter().map(|input| input.longest).max().unwrap_or(0) + probes::MAX_TOKENS as u64;
             let longest = config.max_position_embeddings.map_or(longest, |limit| longest.min(limit));
             let models: Vec<(&Path, &Config)> =
                 std::iter::once(path).chain(baseline).map(|path| (path, &config)).collect();
-            Some(memory::plan(&models, longest, options.memory)?)
+            match device {
+                Device::Cuda(number) => memory::check_gpu(&models, longest, options.memory, number).map(|()| None)?,
+                _ => Some(memory::plan(&models, longest, options.memory)?),
+            }
         }
     };
     let tokenizer = Tokenizer::load(path)?;
@@ -186,6 +189,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     report.probes = run.probes.or(probes);
     report.shares = run.shares;
     report.experts = run.experts;
+    report.gpu = run.gpu;
     report.tokens = run.tokens;
     report.loading_seconds = run.loading_seconds;
     report.seconds = started.elapsed().as_secs_f64();

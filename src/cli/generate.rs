@@ -10,7 +10,8 @@ use clap::{ArgGroup, Args};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::progress::{duration, end_on_request, is_end_requested};
-use super::{Talk, findings_text, not_available, print_json, size, tell};
+use super::running::Running;
+use super::{Talk, findings_text, print_json, tell};
 use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place};
 use crate::generate::{Options, Prompt, Watch, generate};
@@ -64,40 +65,16 @@ pub(crate) struct Arguments {
     /// Go on after stop ids
     #[arg(long)]
     ignore_stop_ids: bool,
-    /// Where to compute: reference or cpu [default: cpu]
-    #[arg(long, value_name = "D", default_value = "cpu", hide_default_value = true)]
-    device: String,
-    /// How sums are formed
-    #[arg(long, value_name = "MODE", default_value = "exact")]
-    mode: String,
-    /// Threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
-    threads: usize,
-    /// Memory for the model, for one 16G [default: what is available]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    memory: Option<u64>,
+    #[command(flatten)]
+    running: Running,
     #[command(flatten)]
     pub(super) talk: Talk,
 }
 
 impl Arguments {
-    /// Flags of this command that are planned but not there.
-    fn later(&self) -> Option<&'static str> {
-        let device = |name: &str| self.device.split(':').next() == Some(name);
-        [(device("cuda"), "--device cuda"), (device("vulkan"), "--device vulkan"), (self.mode == "fast", "--mode fast")]
-            .into_iter()
-            .find_map(|(given, name)| given.then_some(name))
-    }
-
     fn options(&self) -> Result<Options, Fault> {
-        let device = match self.device.as_str() {
-            "reference" => Device::Reference,
-            "cpu" => Device::Cpu,
-            other => return wrong("--device", "reference, cpu, cuda[:N] or vulkan[:N]", other),
-        };
-        if self.mode != "exact" {
-            return wrong("--mode", "exact or fast", &self.mode);
-        }
+        let device = self.running.devices()?.first().copied().unwrap_or(Device::Cpu);
+        self.running.check_mode()?;
         let max_tokens = self.max_tokens.as_deref().map(|text| match text.parse() {
             Ok(count @ 1..=MAX_TOKENS) => Ok(count),
             _ => wrong("--max-tokens", "a number from 1 to 4294967296", text),
@@ -114,8 +91,8 @@ impl Arguments {
             stop_at_ids: !self.ignore_stop_ids,
             stop_at_repetition: !self.keep_repeating,
             device,
-            threads: self.threads,
-            memory: self.memory,
+            threads: self.running.threads,
+            memory: self.running.memory,
         })
     }
 
@@ -217,9 +194,7 @@ fn standard_input() -> Result<String, Fault> {
 
 /// Runs `generate`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
-    if let Some(name) = arguments.later() {
-        return Err(not_available(name).into());
-    }
+    arguments.running.check_available()?;
     let Talk { json, quiet } = arguments.talk;
     let speaker = Speaker::new(json, quiet);
     let generated = generate(&arguments.path, &arguments.options()?, &speaker);

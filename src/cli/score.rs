@@ -10,8 +10,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::progress::duration;
-use super::{Talk, findings_text, not_available, print, print_json, size, tell, text};
-use crate::backend::Device;
+use super::running::Running;
+use super::{Talk, findings_text, print, print_json, size, tell, text};
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::limits;
 use crate::part::Part;
@@ -22,6 +22,7 @@ use crate::score::{Options, Watch, answers, score};
 
 /// Arguments of `score`.
 #[derive(Debug, Args)]
+#[command(mut_arg("memory", |arg| arg.help("Memory for the models, for one 16G [default: what is available]")))]
 pub(crate) struct Arguments {
     /// Directory of a container or checkpoint
     path: PathBuf,
@@ -66,41 +67,16 @@ pub(crate) struct Arguments {
     /// Rows that cannot be scored are no reason for exit code 1
     #[arg(long)]
     allow_excluded: bool,
-    /// Where to compute: reference or cpu [default: cpu]
-    #[arg(long, value_name = "D")]
-    device: Option<String>,
-    /// How sums are formed
-    #[arg(long, value_name = "MODE", default_value = "exact")]
-    mode: String,
-    /// Threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
-    threads: usize,
-    /// Memory for the models, for one 16G [default: what is available]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    memory: Option<u64>,
+    #[command(flatten)]
+    running: Running,
     #[command(flatten)]
     pub(super) talk: Talk,
 }
 
 impl Arguments {
-    /// Flags of this command that are planned but not there.
-    fn later(&self) -> Option<&'static str> {
-        let device = |name: &str| self.device.as_deref().is_some_and(|device| device.split(':').next() == Some(name));
-        [(device("cuda"), "--device cuda"), (device("vulkan"), "--device vulkan"), (self.mode == "fast", "--mode fast")]
-            .into_iter()
-            .find_map(|(given, name)| given.then_some(name))
-    }
-
     fn options(&self) -> Result<Options, Fault> {
-        let device = match self.device.as_deref() {
-            None => None,
-            Some("reference") => Some(Device::Reference),
-            Some("cpu") => Some(Device::Cpu),
-            Some(other) => return wrong("--device", "reference, cpu, cuda[:N] or vulkan[:N]", other),
-        };
-        if self.mode != "exact" {
-            return wrong("--mode", "exact or fast", &self.mode);
-        }
+        let device = self.running.devices()?.first().copied();
+        self.running.check_mode()?;
         if self.limit == Some(0) {
             return wrong("--limit", "a number above 0", "0");
         }
@@ -119,8 +95,8 @@ impl Arguments {
             part: self.part,
             finish: self.finish,
             device,
-            threads: self.threads,
-            memory: self.memory,
+            threads: self.running.threads,
+            memory: self.running.memory,
         })
     }
 
@@ -159,9 +135,7 @@ fn threshold(text: &str) -> Result<f64, Fault> {
 
 /// Runs `score`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
-    if let Some(name) = arguments.later() {
-        return Err(not_available(name).into());
-    }
+    arguments.running.check_available()?;
     let report = score(&arguments.path, &arguments.options()?, &Meter::new(arguments.talk.quiet))?;
     tell(&findings_text(&report.warnings));
     tell(&excluded_text(&report));

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 
 use super::progress::{Meter, duration};
+use super::running::Running;
 use super::{Talk, findings_text, not_available, print, print_json, size, text};
-use crate::backend::Device;
+use crate::backend::gpu::device::Injection;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::{read_small, write_whole};
 use crate::limits;
@@ -30,6 +31,10 @@ enum LevelArgument {
 
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
+#[command(mut_arg("device", |arg| {
+    let help = "Where to compute: reference or cpu; may be given several times [default: cpu]";
+    arg.action(ArgAction::Append).help(help)
+}))]
 pub(crate) struct Arguments {
     /// Directory of a container or checkpoint
     path: PathBuf,
@@ -48,29 +53,20 @@ pub(crate) struct Arguments {
     /// Join the reports of the parts, which are beside --report; nothing is read or computed again
     #[arg(long, conflicts_with = "part")]
     finish: bool,
-    /// Threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
-    threads: usize,
     /// What another implementation, or an earlier run, made of the same model; may be given several times
     #[arg(long, value_name = "FILE")]
     reference: Vec<PathBuf>,
-    /// Where to compute: reference or cpu; may be given several times [default: cpu]
-    #[arg(long, value_name = "D")]
-    device: Vec<String>,
     /// Write what this model says to this new file, to be a --reference of another run
     #[arg(long, value_name = "FILE")]
     write_reference: Option<PathBuf>,
-    /// Memory for the model, for one 16G [default: what is available]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    memory: Option<u64>,
-    /// How sums are formed
-    #[arg(long, value_name = "MODE", default_value = "exact")]
-    mode: String,
+    #[command(flatten)]
+    running: Running,
     /// Not available in this version
     #[arg(long, hide = true)]
     all_devices: bool,
-    /// Not available in this version
-    #[arg(long, value_name = "KIND", hide = true)]
+    /// Make a fault on purpose on the GPU, to see the verdict change: `launch[:K]` makes the K-th launch of a kernel fail,
+    /// `numbers[:K]` its numbers wrong [K: 100]
+    #[arg(long, value_name = "KIND")]
     inject_fault: Option<String>,
     #[command(flatten)]
     pub(super) talk: Talk,
@@ -79,48 +75,49 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Flags of this command that are planned but not there.
     fn later(&self) -> Option<&'static str> {
-        let device = |name: &str| self.device.iter().any(|device| device.split(':').next() == Some(name));
-        [
-            (self.all_devices, "--all-devices"),
-            (self.inject_fault.is_some(), "--inject-fault"),
-            (device("cuda"), "--device cuda"),
-            (device("vulkan"), "--device vulkan"),
-            (self.mode == "fast", "--mode fast"),
-        ]
-        .into_iter()
-        .find_map(|(given, name)| given.then_some(name))
+        self.all_devices.then_some("--all-devices")
     }
 
     fn tokens(&self) -> Result<TokenOptions, Fault> {
-        let wrong = |flag, expected, found: &str| {
-            let found = found.to_owned();
-            Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
-        };
-        if self.mode != "exact" {
-            return wrong("--mode", "exact or fast", &self.mode);
-        }
-        let mut devices = Vec::with_capacity(self.device.len());
-        for device in &self.device {
-            devices.push(match device.as_str() {
-                "reference" => Device::Reference,
-                "cpu" => Device::Cpu,
-                other => return wrong("--device", "reference, cpu, cuda[:N] or vulkan[:N]", other),
-            });
-        }
+        self.running.check_mode()?;
+        let injection = self.injection()?;
         Ok(TokenOptions {
             references: self.reference.clone(),
-            devices,
+            devices: self.running.devices()?,
             write_reference: self.write_reference.clone(),
-            memory: self.memory,
+            memory: self.running.memory,
+            injection,
         })
     }
+
+    /// The fault that is to be made, on devices that are all GPUs.
+    fn injection(&self) -> Result<Option<Injection>, Fault> {
+        let Some(text) = &self.inject_fault else { return Ok(None) };
+        let flag = "--inject-fault";
+        let devices = self.running.devices()?;
+        if devices.is_empty() || !devices.iter().all(|device| device.is_gpu()) {
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs: "--device cuda" }));
+        }
+        let (kind, launch) = text.split_once(':').unwrap_or((text, INJECTED_LAUNCH));
+        match (kind.parse(), launch.parse()) {
+            (Ok(kind), Ok(launch @ 1..)) => Ok(Some(Injection { launch, kind })),
+            _ => {
+                let (expected, found) = ("launch[:K] or numbers[:K], K from 1", text.clone());
+                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
+            }
+        }
+    }
 }
+
+/// The launch that a fault is made in where none is named.
+const INJECTED_LAUNCH: &str = "100";
 
 /// Runs `verify`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     if let Some(name) = arguments.later() {
         return Err(not_available(name).into());
     }
+    arguments.running.check_available()?;
     let level = match arguments.level {
         LevelArgument::Structure => Level::Structure,
         LevelArgument::Payload => Level::Payload,
@@ -142,7 +139,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         check_replaceable(path)?;
     }
     let tokens = arguments.tokens()?;
-    let options = Options { level, source: arguments.source.clone(), threads: arguments.threads, tokens };
+    let options = Options { level, source: arguments.source.clone(), threads: arguments.running.threads, tokens };
     let (model, meter) = (&arguments.path, Meter::new(arguments.talk.quiet));
     let report = match (arguments.part, &arguments.report) {
         (Some(part), _) => verify_part(model, &options, part, &meter)?,

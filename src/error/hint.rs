@@ -360,6 +360,13 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::ListingSize { .. } | K::ListingHash { .. } => "upload the file again".into(),
         K::ListingMissing => "upload the file; should many be missing, the listing may be its first page alone".into(),
         K::ListingExtra => "delete it from the repository: nobody has verified it".into(),
+        K::GpuLibrary { api: "CUDA", .. } => "install NVIDIA's driver; nothing else of CUDA is needed".into(),
+        K::GpuLibrary { .. } => "install the Vulkan loader and the GPU's driver".into(),
+        K::GpuSymbol { .. } => "install a newer driver".into(),
+        K::GpuOrdinal { .. } => "`coliconv devices` lists what there is".into(),
+        K::GpuTooOld { .. } => "use --device cpu".into(),
+        K::GpuMemory { .. } => "end what else uses the GPU, or give less to it with --memory".into(),
+        K::GpuCall { code, launched, .. } => return gpu_hint(code, launched.is_some()),
         _ => return None,
     };
     Some(text)
@@ -418,4 +425,27 @@ fn io_hint(source: &std::io::Error) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// By the code of a call that failed; `later` is whether kernels that were started before may be the reason.
+fn gpu_hint(code: &str, later: bool) -> Option<String> {
+    let text = match code.split(' ').next().unwrap_or_default() {
+        "CUDA_ERROR_NO_DEVICE" => {
+            "`nvidia-smi` shows whether the driver sees a GPU; CUDA_VISIBLE_DEVICES may hide it, or the container was \
+             started without GPUs"
+        }
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" | "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE" => {
+            "the driver's library and its kernel module are of different versions: restart the machine, or use the \
+             library that came with the module"
+        }
+        "CUDA_ERROR_SYSTEM_NOT_READY" => "a service of the machine is not running: nvidia-fabricmanager, as a rule",
+        "CUDA_ERROR_DEVICE_UNAVAILABLE" => "another process has the GPU for itself",
+        "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" | "CUDA_ERROR_NO_BINARY_FOR_GPU" => "install a newer driver",
+        "CUDA_ERROR_ECC_UNCORRECTABLE" => "the GPU's memory is faulty: `nvidia-smi -q` tells more",
+        name if later && name.starts_with("CUDA_") => {
+            "with CUDA_LAUNCH_BLOCKING=1 in the environment the message names the kernel"
+        }
+        _ => return None,
+    };
+    Some(text.into())
 }

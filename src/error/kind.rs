@@ -414,6 +414,16 @@ pub enum FaultKind {
     // ---- running a model ---------------------------------------------------------------------------------------
     #[error("the {backend} backend does not compute {format}")]
     BackendFormat { backend: &'static str, format: Format },
+    #[error("{purpose} would be a buffer of {bytes} bytes, the device has at most {limit} in one")]
+    GpuBuffer { bytes: u64, limit: u64, purpose: String },
+    #[error("{kernel} would run in {found} groups, the device takes at most {limit}")]
+    GpuGroups { kernel: String, found: u32, limit: u32 },
+    #[error("{what} are {found}, a GPU computes at most {limit}")]
+    GpuDimension { what: &'static str, found: usize, limit: usize },
+    #[error("no fault was made: launch {launch} was to be wrong, there were {launches}")]
+    GpuNotInjected { launch: u64, launches: u64 },
+    #[error("launch {launch}, {kernel}, was made to fail")]
+    GpuInjected { kernel: String, launch: u64 },
     #[error("the model has no MTP head")]
     NoMtpHead,
     #[error("there is no token to start from")]
@@ -699,6 +709,22 @@ pub enum FaultKind {
     ListingMissing,
     #[error("the repository has this file, the container does not")]
     ListingExtra,
+
+    // ---- GPUs --------------------------------------------------------------------------------------------------
+    #[error("{api} cannot be used: no library {library} can be loaded: {}", escaped_message(message))]
+    GpuLibrary { api: &'static str, library: &'static str, message: String },
+    #[error("{api} cannot be used: the driver is too old, its library lacks {symbol}")]
+    GpuSymbol { api: &'static str, symbol: &'static str },
+    #[error("there is no device {api}:{asked}: {} found", are(*found as u64, "device"))]
+    GpuOrdinal { api: &'static str, asked: usize, found: usize },
+    #[error("{}: {what} is {found}, at least {expected} is needed", escaped(device))]
+    GpuTooOld { device: String, what: &'static str, found: String, expected: &'static str },
+    #[error("{}: cannot {doing}: {call} says {}{}", escaped(device), escaped(code), after(launched))]
+    GpuCall { device: String, doing: String, call: &'static str, code: String, launched: Option<(u64, String)> },
+    #[error("{}: no memory for {purpose}: {wanted} bytes are wanted, {free} of {total} are free", escaped(device))]
+    GpuMemory { device: String, purpose: String, wanted: u64, free: u64, total: u64 },
+    #[error("{}: no kernel {kernel} was made for it", escaped(device))]
+    GpuKernel { device: String, kernel: String },
 }
 
 impl FaultKind {
@@ -734,6 +760,14 @@ pub(crate) fn counted(count: u64, noun: &str) -> String {
 /// `1 row is`, `2 rows are`.
 fn are(count: u64, noun: &str) -> String {
     format!("{} {}", counted(count, noun), if count == 1 { "is" } else { "are" })
+}
+
+/// Kernels that may be the reason of an error that shows later: how many, and the last of them.
+fn after(launched: &Option<(u64, String)>) -> String {
+    launched.as_ref().map_or(String::new(), |(count, last)| match count {
+        1 => format!(", which may come from the kernel {last}, started before"),
+        _ => format!(", which may come from any of {count} kernels started since the last wait, {last} being the last"),
+    })
 }
 
 /// What formats of the right code bytes need.

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use super::CHUNK_ROWS;
 use crate::backend::cpu::Cpu;
+use crate::backend::gpu::device::Device;
+use crate::backend::gpu::driver::{DeviceMemory, Driver};
 use crate::checkpoint::{SCALE_SUFFIX, weight_files};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Place, Result};
@@ -178,6 +180,21 @@ pub fn share(models: &[Needs], memory: Option<u64>) -> Result<Vec<Options>> {
 pub fn cpu(directory: &Path, config: &Config, positions: u64, memory: Option<u64>) -> Result<Cpu> {
     let options = share(&[Needs::of(directory, config, positions, CHUNK_ROWS as u64)], memory)?;
     Ok(Cpu::with_experts(Isa::detect(), options[0]))
+}
+
+/// Refuses models that a GPU has no room for, all of whose weights go there: before any is read. `memory` is what they may
+/// take at most, by default what is free.
+pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, memory: Option<u64>) -> Result<()> {
+    let DeviceMemory { free, total } = gpu.driver().memory()?;
+    let of = |needs: &Needs| needs.fixed().saturating_add(needs.experts);
+    let wanted = models.iter().map(of).fold(0, u64::saturating_add);
+    let free = memory.map_or(free, |memory| memory.min(free));
+    if wanted <= free {
+        return Ok(());
+    }
+    let directory = models.first().map(|needs| needs.directory.clone()).unwrap_or_default();
+    let (device, purpose) = (gpu.driver().device(), "the model".to_owned());
+    Err(Fault::new(Place::file(directory), FaultKind::GpuMemory { device, purpose, wanted, free, total }))
 }
 
 #[cfg(test)]

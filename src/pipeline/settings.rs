@@ -230,14 +230,6 @@ impl Settings {
 
     /// The devices that verify.
     pub fn devices(&self) -> Result<Vec<Device>> {
-        let device = |name: &String| match name.as_str() {
-            "reference" => Ok(Device::Reference),
-            "cpu" => Ok(Device::Cpu),
-            other => {
-                let (flag, expected) = ("`verify.devices`", "reference or cpu");
-                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: other.to_owned() }))
-            }
-        };
-        self.verify.devices.iter().map(device).collect()
+        self.verify.devices.iter().map(|name| Device::parse("`verify.devices`", name)).collect()
     }
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Finding, Refusal};
+use super::{Experts, Finding, GpuRun, Refusal};
 
 /// `generate --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -58,6 +58,9 @@ pub struct GenerateReport {
     /// What reading routed experts on demand took; absent on a backend that keeps all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
+    /// What ran on the GPU; absent on other devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuRun>,
     /// What was accepted although it is odd.
     pub warnings: Vec<Finding>,
 }

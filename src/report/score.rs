@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Finding, Refusal, Verdict};
+use super::{Experts, Finding, GpuRun, Refusal, Verdict};
 
 /// `score --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -54,6 +54,9 @@ pub struct ScoreReport {
     pub shares: Option<ScoreShares>,
     /// What reading routed experts took, probes included; null where nothing was computed on the CPU.
     pub experts: Option<Experts>,
+    /// What ran on the GPU, probes included; absent on other devices, and where nothing was computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuRun>,
     /// Largest anonymous memory seen while scoring, in bytes; null where nothing was scored or the system does not tell.
     pub peak_anonymous_bytes: Option<u64>,
     /// What was accepted although it is odd.

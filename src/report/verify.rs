@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Finding, Refusal};
+use super::{Experts, Finding, GpuRun, Refusal};
 
 /// `verify --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -166,7 +166,7 @@ pub struct VerifyTokens {
     /// Drafts of the MTP head; null without one.
     pub mtp: Option<VerifyDrafts>,
     /// What a GPU did; null for a CPU.
-    pub gpu: Option<VerifyGpu>,
+    pub gpu: Option<GpuRun>,
 }
 
 /// Predictions of a model and of its source along the same texts.
@@ -220,15 +220,6 @@ pub struct VerifyOwnDrafts {
     pub proposed: u64,
     /// Of these, the token that the model itself said.
     pub accepted: u64,
-}
-
-/// What a GPU did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct VerifyGpu {
-    /// Kernels that ran.
-    pub dispatches: u64,
-    /// Operations that ran on the CPU instead.
-    pub fallbacks: u64,
 }
 
 /// Either document of `verify --json`.

@@ -7,15 +7,16 @@ use super::results::Results;
 use super::row::{Baseline, Scorer};
 use super::{Compared, Job, Source, is_done, probes};
 use crate::backend::cpu::Cpu;
+use crate::backend::cuda;
 use crate::backend::reference::Reference as Plain;
-use crate::backend::{Backend, Counters, Device, Operation};
+use crate::backend::{Backend, Counters, Device, Mode, Operation};
 use crate::config::stop_ids;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
 use crate::isa::Isa;
 use crate::limits;
 use crate::model::Model;
-use crate::report::{Experts, ScoreProbes, ScoreShares};
+use crate::report::{Experts, GpuRun, ScoreProbes, ScoreShares};
 use crate::tensor::TensorName;
 use crate::weights::Model as Stored;
 
@@ -29,6 +30,7 @@ pub(super) struct Run {
     pub(super) peak_anonymous_bytes: Option<u64>,
     pub(super) shares: Option<ScoreShares>,
     pub(super) experts: Option<Experts>,
+    pub(super) gpu: Option<GpuRun>,
 }
 
 /// Name and mode of a device's backend.
@@ -39,6 +41,7 @@ pub(super) fn backend(device: Device) -> (&'static str, &'static str) {
     match device {
         Device::Reference => of(&Plain::default()),
         Device::Cpu => of(&Cpu::default()),
+        Device::Cuda(_) => (cuda::NAME, Mode::Exact.into()),
     }
 }
 
@@ -58,6 +61,7 @@ impl Job<'_> {
         }
         match self.options.device() {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
+            Device::Cuda(number) => self.compute_on(&cuda::backend(number, None)?, model, baseline, probe, results),
             Device::Cpu => {
                 let cpu = self.plan.map_or_else(Cpu::default, |plan| Cpu::with_experts(Isa::detect(), plan.experts));
                 self.compute_on(&cpu, model, baseline, probe, results)
@@ -97,10 +101,13 @@ impl Job<'_> {
         let scoring_seconds = started.elapsed().as_secs_f64() - loading_seconds;
         let tokens = scorer.computed();
         let waited = backend.expert_counters().map_or(0.0, |counters| counters.wait_seconds);
-        let shares = (tokens > 0).then(|| shares(&backend.counters(), waited, scoring_seconds));
+        let device = self.options.device();
+        // A GPU goes on by itself: nothing here knows what takes its time.
+        let shares = (tokens > 0 && !device.is_gpu()).then(|| shares(&backend.counters(), waited, scoring_seconds));
         let probes = probe.then(|| self.probes(&own, model)).transpose()?;
         let experts = backend.expert_counters().map(Experts::from);
-        Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares, experts })
+        let gpu = device.is_gpu().then(|| GpuRun::of(backend));
+        Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares, experts, gpu })
     }
 
     /// A baseline's model, if it has the same vocabulary.

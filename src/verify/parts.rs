@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::tokens::{self, SourceShare};
 use super::{Examined, Levels, Options, Stage, as_recorded, check_options, examine, levels};
+use crate::backend::Device;
 use crate::checkpoint::{INDEX_FILE, weight_files};
 use crate::config::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::container::manifest::{MANIFEST_FILE, Manifest, hex};
@@ -272,7 +273,7 @@ fn same_checks(shares: &[(PathBuf, Share)]) -> Result<()> {
 fn binding(path: &Path, kind: ModelKind, options: &Options) -> Result<Vec<VerifyBinding>, Faults> {
     let hashes = options.tokens.references.iter().map(|path| sha256_of(path)).collect::<Result<Vec<String>>>()?;
     let devices = tokens::devices(&options.tokens);
-    let devices: Vec<&str> = devices.iter().map(|&device| <&str>::from(device)).collect();
+    let devices: Vec<String> = devices.iter().map(Device::to_string).collect();
     let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
     let source = options.source.as_deref().map(identity).transpose()?;
     let source_times = options.source.as_deref().map(times).transpose()?;

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 
 use super::{Stage, counted};
 use crate::backend::cpu::Cpu;
+use crate::backend::cuda;
+use crate::backend::gpu::device::{Device as Gpu, Injection};
+use crate::backend::gpu::driver::Driver;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::container::reader::Found;
@@ -47,6 +50,8 @@ pub struct TokenOptions {
     pub write_reference: Option<PathBuf>,
     /// Memory for the model, in bytes; by default what is available.
     pub memory: Option<u64>,
+    /// A fault on purpose, on devices that are GPUs.
+    pub injection: Option<Injection>,
 }
 
 /// The model that is run.
@@ -220,8 +225,14 @@ impl Work<'_> {
             None => Cpu::default(),
         };
         match self.device {
-            Device::Reference => self.with(&Plain::default(), &Plain::default, progress),
-            Device::Cpu => self.with(&cpu(0), &|| cpu(1), progress),
+            Device::Reference => self.with(&Plain::default(), &|| Ok(Plain::default()), progress),
+            Device::Cpu => self.with(&cpu(0), &|| Ok(cpu(1)), progress),
+            Device::Cuda(number) => {
+                let gpu = cuda::backend(number, self.options.injection)?;
+                let mut ran = self.with(&gpu, &|| cuda::backend(number, None), progress)?;
+                self.injected(gpu.gpu(), &mut ran);
+                Ok(ran)
+            }
         }
     }
 
@@ -229,7 +240,7 @@ impl Work<'_> {
     fn with<B: Backend>(
         &self,
         backend: &B,
-        another: &dyn Fn() -> B,
+        another: &dyn Fn() -> Result<B>,
         progress: &dyn Progress,
     ) -> Result<Result<Ran, Outcome>, Faults> {
         let (subject, options) = (self.subject, self.options);
@@ -249,7 +260,7 @@ impl Work<'_> {
         let forward = if self.part.has(0) { level.forward(progress) } else { Default::default() };
         let (compared, findings) = level.references(self.texts, self.share, progress);
         if let Some(source) = subject.source.filter(|_| self.first) {
-            level.source(source, &another(), subject.same_weights, self.prepared, self.part, progress);
+            level.source(source, &another()?, subject.same_weights, self.prepared, self.part, progress);
         }
         match options.write_reference.as_ref().filter(|_| self.first) {
             Some(path) if subject.good => level.write(path, self.prepared, subject.model_sha256.as_deref())?,
@@ -260,6 +271,18 @@ impl Work<'_> {
         }
         level.outcome.experts = backend.expert_counters().map(Experts::from);
         Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
+    }
+}
+
+impl Work<'_> {
+    /// A fault on purpose that did not happen has shown nothing.
+    fn injected<D: Driver>(&self, gpu: &Gpu<D>, ran: &mut Result<Ran, Outcome>) {
+        let Some(injection) = self.options.injection.filter(|_| !gpu.injected()) else { return };
+        let kind = FaultKind::GpuNotInjected { launch: injection.launch, launches: gpu.launches() };
+        let found = (Severity::Error, Fault::new(Place::file(self.subject.weights.directory()), kind));
+        if let Ok(ran) = ran {
+            ran.forward.0.push(found);
+        }
     }
 }
 

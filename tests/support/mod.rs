@@ -6,6 +6,8 @@ pub mod containers;
 pub mod convert;
 pub mod crash;
 pub mod disk;
+#[cfg(target_os = "linux")]
+pub mod emulated_cuda;
 pub mod fuzz;
 pub mod processes;
 pub mod shards;

@@ -6,7 +6,7 @@ use crate::backend::{Backend, Device};
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Place, Severity};
 use crate::reference::{Agreement, Matches};
-use crate::report::{VerifyDrafts, VerifyGreedy, VerifyTeacherForced, VerifyTokens};
+use crate::report::{GpuRun, VerifyDrafts, VerifyGreedy, VerifyTeacherForced, VerifyTokens};
 use crate::verify::counted;
 
 /// Largest difference of a log-probability in exact mode. Other implementations in f32 stay within 3e-5, or 1.5e-4 where
@@ -47,7 +47,7 @@ pub(super) fn entry<B: Backend>(
         reference: name.to_owned(),
         number: number as u64,
         written_by: None,
-        device: <&str>::from(device).to_owned(),
+        device: device.to_string(),
         backend: backend.name().to_owned(),
         mode: <&str>::from(backend.mode()).to_owned(),
         teacher_forced: agreement.teacher_forced.map(|m| VerifyTeacherForced {
@@ -63,7 +63,7 @@ pub(super) fn entry<B: Backend>(
             proposed: mtp.proposed as u64,
             accepted: mtp.accepted as u64,
         }),
-        gpu: None,
+        gpu: device.is_gpu().then(|| GpuRun::of(backend)),
     }
 }
 

@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
-use crate::backend::Device;
+use crate::backend::{Device, cuda};
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::experts;
 use crate::io::available_bytes;
-use crate::model::memory::{Needs, share};
+use crate::model::memory::{Needs, fits_gpu, share};
 use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 
@@ -91,6 +91,12 @@ fn check_ids(reference: &Reference, vocab_size: u64, path: &Path) -> Result<()> 
     }
 }
 
+/// Positions that are kept at the same time: a text and its beginnings are never kept together with more than one other.
+fn positions(prepared: &Prepared) -> u64 {
+    let longest = prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0);
+    2 * longest.max(OWN_POSITIONS) as u64
+}
+
 /// Refuses what does not fit, and tells what the plain backend needs where it alone does not.
 fn fits(
     prepared: &mut Prepared,
@@ -106,13 +112,18 @@ fn fits(
         check_memory(directory, plain.saturating_mul(1 + u64::from(source.is_some())), memory)?;
     }
     if devices.contains(&Device::Cpu) {
-        let longest = prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0);
-        // A text and its beginnings are never kept together with more than one other.
-        let positions = 2 * longest.max(OWN_POSITIONS) as u64;
+        let positions = positions(prepared);
         let directories = std::iter::once(directory).chain(source);
         let needs: Vec<Needs> =
             directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
         prepared.cpu = share(&needs, options.memory)?;
+    }
+    for device in devices {
+        let Device::Cuda(number) = device else { continue };
+        let directories = std::iter::once(directory).chain(source);
+        let needs: Vec<Needs> =
+            directories.map(|directory| Needs::of(directory, config, positions(prepared), CHUNK_ROWS as u64)).collect();
+        fits_gpu(&needs, cuda::backend(number, None)?.gpu(), options.memory)?;
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
     Ok(())

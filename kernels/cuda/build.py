@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Compiles the kernels of this folder, without a GPU and without a toolkit.
+
+    python3 kernels/cuda/build.py            writes images/ and SHA256SUMS
+    python3 kernels/cuda/build.py --check    builds all anew elsewhere and compares; fails on any difference
+
+For every .cu file: machine code (cubin) of each of ARCHITECTURES by NVRTC 12.8, and PTX of compute_75 by NVRTC 12.2, which
+drivers since CUDA 12.2 take, for GPUs that none of the cubins runs on. The PTX is assembled for every architecture, too.
+Warnings, spilled registers and stack frames are errors. NVRTC and ptxas come from PyPI, by version and hash
+(requirements-*.txt), into target/cuda.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOOLS = HERE.parent.parent / "target" / "cuda"
+ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+PTX_ARCHITECTURE = 75
+# What the PTX is assembled for: all that ptxas 12.8 knows from 7.5 on.
+ASSEMBLED = [75, 80, 86, 87, 89, 90, 100, 101, 120]
+# No contraction: a product is fused with a sum where the source says fmaf. The libraries of the language are not wanted.
+OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v", "--display-error-number"]
+
+
+class Failed(Exception):
+    """What is told instead of a result."""
+
+
+def installed(requirements: str) -> Path:
+    """The folder of the wheels of a requirements file; installed where it is missing or of another list."""
+    listed = (HERE / requirements).read_bytes()
+    folder = TOOLS / hashlib.sha256(listed).hexdigest()[:16]
+    if not (folder / "complete").exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--no-warn-script-location", "--root-user-action=ignore", "--upgrade", "--only-binary=:all:"]
+        command += ["--require-hashes", "--target", str(folder), "-r", str(HERE / requirements)]
+        subprocess.run(command, check=True)
+        (folder / "complete").touch()
+    return folder
+
+
+class Nvrtc:
+    """NVIDIA's compiler of CUDA C++ as a library."""
+
+    def __init__(self, wheels: Path):
+        folder = wheels / "nvidia" / "cuda_nvrtc" / "lib"
+        # The library looks for its built-ins by name: they are there when they are loaded already.
+        for builtins in sorted(folder.glob("libnvrtc-builtins.so.*")):
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_LOCAL)
+        self.library = ctypes.CDLL(str(folder / "libnvrtc.so.12"), mode=ctypes.RTLD_LOCAL)
+        self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def call(self, name: str, *arguments):
+        code = getattr(self.library, name)(*arguments)
+        if code != 0:
+            raise Failed(f"{name}: {self.library.nvrtcGetErrorString(code).decode()}")
+
+    def bytes_of(self, program, what: str) -> bytes:
+        """The result `what` of a program: Log, PTX (with its 0 taken off) or CUBIN."""
+        size = ctypes.c_size_t()
+        sized = "nvrtcGetProgramLogSize" if what == "ProgramLog" else f"nvrtcGet{what}Size"
+        self.call(sized, program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.call(f"nvrtcGet{what}", program, buffer)
+        return buffer.raw if what == "CUBIN" else buffer.raw.rstrip(b"\0")
+
+    def compiled(self, file: Path, architecture: str) -> tuple[bytes, str]:
+        """A file as machine code (sm_…) or PTX (compute_…), and what the compiler says."""
+        # Headers are given with the source: no path is ever in the result.
+        headers = sorted(HERE.glob("*.cuh"))
+        texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
+        names = (ctypes.c_char_p * len(headers))(*(header.name.encode() for header in headers))
+        program = ctypes.c_void_p()
+        source, name = file.read_bytes(), file.name.encode()
+        self.call("nvrtcCreateProgram", ctypes.byref(program), source, name, len(headers), texts, names)
+        options = [option.encode() for option in [f"--gpu-architecture={architecture}", *OPTIONS]]
+        try:
+            code = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+            log = self.bytes_of(program, "ProgramLog").decode()
+            if code != 0:
+                raise Failed(f"{file.name} for {architecture}: {self.library.nvrtcGetErrorString(code).decode()}\n{log}")
+            return self.bytes_of(program, "CUBIN" if architecture.startswith("sm_") else "PTX"), log
+        finally:
+            self.call("nvrtcDestroyProgram", ctypes.byref(program))
+
+
+def resources(log: str, what: str) -> dict[str, dict[str, int]]:
+    """Registers, shared memory, stack and spills of each kernel, from what ptxas says. Anything else it says is an error."""
+    found, kernel = {}, None
+    for line in log.splitlines():
+        line = line.strip()
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            kernel = found.setdefault(match[1], {})
+        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            kernel["stack"], kernel["spills"] = int(match[1]), int(match[2]) + int(match[3])
+        elif match := re.search(r"Used (\d+) registers", line):
+            kernel["registers"] = int(match[1])
+            shared = re.search(r"(\d+) bytes smem", line)
+            kernel["shared"] = int(shared[1]) if shared else 0
+        elif line and not re.search(r"bytes gmem|Function properties for|Compile time =", line):
+            raise Failed(f"{what}: {line}")
+    return found
+
+
+def assembled(ptxas: Path, ptx: bytes, architecture: int, what: str) -> dict[str, dict[str, int]]:
+    """Assembles PTX, for what ptxas says of it."""
+    with tempfile.NamedTemporaryFile(suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [str(ptxas), "-v", f"--gpu-name=sm_{architecture}", "-o", "/dev/null", file.name]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failed(f"{what}: {done.stderr}")
+    return resources(done.stdout + done.stderr, what)
+
+
+def entries(ptx: bytes) -> list[str]:
+    """Names of kernels in PTX."""
+    return sorted(re.findall(r"^\.visible \.entry (\w+)\(", ptx.decode(), re.MULTILINE))
+
+
+def build(into: Path, verbose: bool) -> list[tuple[str, dict[str, dict[str, dict[str, int]]]]]:
+    """Makes all images; returns what each file's kernels use, by kernel and architecture."""
+    tools, older = installed("requirements-cubin.txt"), installed("requirements-ptx.txt")
+    # One library of each version in one process: each has its own symbols.
+    cubin, ptx = Nvrtc(tools), Nvrtc(older)
+    ptxas = tools / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    ptxas.chmod(0o755)
+    table, used = ["// Written by build.py.\n", "&[\n"], []
+    for file in sorted(HERE.glob("*.cu")):
+        name, of_file = file.stem, {}
+
+        def note(architecture: str, found):
+            for kernel, resource in found.items():
+                of_file.setdefault(kernel, {})[architecture] = resource
+
+        text, log = ptx.compiled(file, f"compute_{PTX_ARCHITECTURE}")
+        if log.strip():
+            raise Failed(f"{file.name} as PTX: {log}")
+        kernels = entries(text)
+        if not kernels:
+            raise Failed(f"{file.name}: no kernel is declared")
+        write(into / f"compute_{PTX_ARCHITECTURE}" / f"{name}.ptx", text)
+        for architecture in ASSEMBLED:
+            note(f"ptx {architecture}", assembled(ptxas, text, architecture, f"{file.name}, PTX for sm_{architecture}"))
+        for architecture in ARCHITECTURES:
+            image, log = cubin.compiled(file, f"sm_{architecture}")
+            found = resources(log, f"{file.name} for sm_{architecture}")
+            if sorted(found) != kernels:
+                raise Failed(f"{file.name} for sm_{architecture}: kernels {sorted(found)}, in the PTX {kernels}")
+            note(f"sm_{architecture}", found)
+            write(into / f"sm_{architecture}" / f"{name}.cubin", image)
+        used.append((name, of_file))
+        table.append(entry(name, kernels))
+        if verbose:
+            print(f"{file.name}: {len(kernels)} kernels", file=sys.stderr)
+    table.append("]\n")
+    write(into / "table.rs", "".join(table).encode())
+    return used
+
+
+def entry(name: str, kernels: list[str]) -> str:
+    """A file's images in the table that the program includes."""
+    lines = ["    Image {\n", f'        file: "{name}",\n', "        kernels: &[\n"]
+    lines += [f'            "{kernel}",\n' for kernel in kernels]
+    lines += ["        ],\n", "        cubins: &[\n"]
+    lines += [f'            ({a}, include_bytes!("sm_{a}/{name}.cubin")),\n' for a in ARCHITECTURES]
+    lines += ["        ],\n"]
+    lines += [f'        ptx: ({PTX_ARCHITECTURE}, include_str!("compute_{PTX_ARCHITECTURE}/{name}.ptx")),\n', "    },\n"]
+    return "".join(lines)
+
+
+def write(path: Path, data: bytes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def sums(images: Path) -> str:
+    """SHA-256 of sources and images, as sha256sum prints them."""
+    files = [(path.name, path) for path in [*HERE.glob("*.cu"), *HERE.glob("*.cuh")]]
+    files += [(f"images/{path.relative_to(images)}", path) for path in images.rglob("*") if path.is_file()]
+    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in sorted(files))
+
+
+def show(used):
+    """Registers on each architecture, and shared memory, of every kernel; returns those that spill or have a stack frame."""
+    columns = [f"sm_{a}" for a in ARCHITECTURES] + [f"ptx {a}" for a in ASSEMBLED]
+    print("registers of a thread on each architecture (of cubins, of PTX when assembled); shared memory in bytes")
+    print(f"{'kernel':32}" + "".join(f"{column:>8}" for column in columns) + f"{'shared':>8}")
+    bad = []
+    for _, kernels in used:
+        for kernel, by in sorted(kernels.items()):
+            bad += [
+                f"{kernel} on {column}: {by[column]['spills']} bytes spilled, a stack frame of {by[column]['stack']}"
+                for column in columns
+                if by[column]["spills"] or by[column]["stack"]
+            ]
+            registers = "".join(f"{by[column]['registers']:8}" for column in columns)
+            print(f"{kernel:32}{registers}{max(resource['shared'] for resource in by.values()):8}")
+    return bad
+
+
+def replace(images: Path):
+    """Puts the images just built in the place of the committed ones."""
+    committed = HERE / "images"
+    for path in [path for path in committed.rglob("*") if path.is_file()]:
+        if not (images / path.relative_to(committed)).exists():
+            path.unlink()
+    for path in [path for path in images.rglob("*") if path.is_file()]:
+        write(committed / path.relative_to(images), path.read_bytes())
+    (HERE / "SHA256SUMS").write_text(sums(committed))
+
+
+def compare(images: Path):
+    """Holds the committed images against those just built."""
+    committed = HERE / "images"
+    names = {path.relative_to(root) for root in (images, committed) for path in root.rglob("*") if path.is_file()}
+    wrong = [str(name) for name in sorted(names) if read(images / name) != read(committed / name)]
+    if wrong:
+        raise Failed(f"these images are not what the sources give: {', '.join(wrong)}: run kernels/cuda/build.py")
+    if read(HERE / "SHA256SUMS") != sums(images).encode():
+        raise Failed("SHA256SUMS is not of these sources and images: run kernels/cuda/build.py")
+
+
+def read(path: Path):
+    return path.read_bytes() if path.is_file() else None
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Compiles the CUDA kernels.")
+    parser.add_argument("--check", action="store_true", help="compare with what is committed, and write nothing")
+    check = parser.parse_args().check
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            images = Path(folder)
+            bad = show(build(images, verbose=not check))
+            if check:
+                compare(images)
+                print(f"{sum(1 for path in images.rglob('*') if path.is_file())} files are what the sources give")
+            else:
+                replace(images)
+        if bad:
+            raise Failed("kernels want more registers than there are:\n" + "\n".join(bad))
+    except Failed as failed:
+        sys.exit(f"error: {failed}")
+
+
+if __name__ == "__main__":
+    main()

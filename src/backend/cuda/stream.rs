@@ -1,0 +1,339 @@
+//! One stream of a device: everything that is asked for goes through it, in order.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::api::{self, Address, Api, Call, Handle, OUT_OF_MEMORY, fault};
+use super::device::{Context, Description};
+use super::images::{self, Code, Prefer};
+use crate::backend::gpu::driver::{DeviceMemory, Launch};
+use crate::backend::gpu::kernels::Kernel;
+use crate::error::{FaultKind, Result};
+
+/// Bytes of one of the two buffers in pinned memory through which everything is copied.
+const STAGING_BYTES: usize = 8 << 20;
+/// Words of constants that a kernel is given; it reads as many as its struct has.
+const CONSTANTS: usize = 32;
+/// Most buffers of a kernel.
+const BUFFERS: usize = 8;
+
+/// A stream with its context, staging memory and kernels.
+#[derive(Debug)]
+pub(super) struct Stream {
+    api: &'static Api,
+    description: Description,
+    label: String,
+    prefer: Prefer,
+    state: Mutex<State>,
+    context: Context, // the last to go
+}
+
+/// What one caller at a time uses.
+#[derive(Debug, Default)]
+struct State {
+    stream: Option<Handle>,
+    staging: Vec<Staging>,
+    modules: HashMap<&'static str, Handle>,
+    functions: HashMap<Kernel, Handle>,
+    /// Kernels started since the last wait, and the last of them.
+    launched: Option<(u64, Kernel)>,
+}
+
+/// A buffer in pinned memory, and the event after the copy that last used it.
+#[derive(Debug, Clone, Copy)]
+struct Staging {
+    host: *mut c_void,
+    event: Handle,
+}
+
+// SAFETY: pinned memory belongs to the process; whoever holds the lock of `State` is the only one to use it.
+unsafe impl Send for Staging {}
+
+/// Memory of a device.
+#[derive(Debug)]
+pub struct Buffer {
+    stream: Arc<Stream>,
+    address: Address,
+    bytes: u64,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.stream.enter() else { return };
+        // An error of a kernel is told by whoever waits for it next: the driver repeats it.
+        let _ = self.stream.finish(&mut state);
+        // SAFETY: nothing uses the memory any more: all that was asked for has been done, and the owner is gone.
+        unsafe { (self.stream.api.cuMemFree_v2)(self.address) };
+    }
+}
+
+impl Buffer {
+    /// How many there are.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The address of a part; `offset` and `bytes` lie within.
+    fn at(&self, offset: u64, bytes: usize) -> Address {
+        assert!(
+            offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes),
+            "{bytes} bytes at {offset} of a buffer of {} bytes",
+            self.bytes
+        );
+        assert!(offset.is_multiple_of(4) && bytes.is_multiple_of(4), "{bytes} bytes at {offset}: no whole words");
+        self.address + offset
+    }
+}
+
+impl Stream {
+    /// A stream of the device of that number.
+    pub fn open(ordinal: usize, prefer: Prefer) -> Result<Stream> {
+        let api = Api::get()?;
+        let (description, device) = super::device::describe(api, ordinal)?;
+        description.usable()?;
+        let label = description.label();
+        let context = Context::of(api, device, &label)?;
+        let stream = Stream { api, description, label, prefer, state: Mutex::default(), context };
+        stream.prepare()?;
+        Ok(stream)
+    }
+
+    /// The device.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The device in messages.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Makes the stream and its staging memory.
+    fn prepare(&self) -> Result<()> {
+        let mut state = self.enter()?;
+        let mut handle = Handle::NULL;
+        // SAFETY: the pointer is to a local variable; the context has been entered.
+        let code = unsafe { (self.api.cuStreamCreate)(&mut handle, api::STREAM_NON_BLOCKING) };
+        self.check(code, "make a stream", "cuStreamCreate")?;
+        state.stream = Some(handle);
+        for _ in 0..2 {
+            let mut host = std::ptr::null_mut();
+            // SAFETY: as above.
+            let code = unsafe { (self.api.cuMemAllocHost_v2)(&mut host, STAGING_BYTES) };
+            self.check(code, format!("pin {STAGING_BYTES} bytes of memory for copies"), "cuMemAllocHost_v2")?;
+            // Whatever fails from here on, the drop of `State` finds what there is.
+            state.staging.push(Staging { host, event: Handle::NULL });
+            let event = &mut state.staging.last_mut().expect("it was pushed").event;
+            // SAFETY: as above.
+            let code = unsafe { (self.api.cuEventCreate)(event, api::EVENT_DISABLE_TIMING) };
+            self.check(code, "make an event", "cuEventCreate")?;
+        }
+        Ok(())
+    }
+
+    /// The state, for one caller; calls of this thread are about the device from here on.
+    fn enter(&self) -> Result<MutexGuard<'_, State>> {
+        // What a panic leaves behind is whole: every step ends before its result is noted.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.context.enter(&self.label)?;
+        Ok(state)
+    }
+
+    /// `Ok` for success of a call that waits for nothing.
+    fn check(&self, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
+        self.api.check(code, || Call::new(&self.label, doing, call))
+    }
+
+    /// `Ok` for success of a call that also tells errors of earlier ones.
+    fn check_after(&self, state: &State, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
+        let launched = || state.launched.map(|(count, last)| (count, last.function()));
+        self.api.check(code, || Call::new(&self.label, doing, call).after(launched()))
+    }
+
+    /// Waits until everything has been done.
+    fn finish(&self, state: &mut State) -> Result<()> {
+        // SAFETY: the stream is there as long as `self` is.
+        let code = unsafe { (self.api.cuStreamSynchronize)(state.stream()) };
+        self.check_after(state, code, "compute", "cuStreamSynchronize")?;
+        state.launched = None;
+        Ok(())
+    }
+
+    /// Waits until everything has been done.
+    pub fn wait(&self) -> Result<()> {
+        let mut state = self.enter()?;
+        self.finish(&mut state)
+    }
+
+    /// Memory of the device.
+    pub fn memory(&self) -> Result<DeviceMemory> {
+        let _state = self.enter()?;
+        self.context.memory(&self.label)
+    }
+
+    /// Makes a buffer.
+    pub fn allocate(self: &Arc<Self>, bytes: u64, purpose: &str) -> Result<Buffer> {
+        let state = self.enter()?;
+        let mut address = 0;
+        // SAFETY: the pointer is to a local variable; the context has been entered. No allocation is of 0 bytes.
+        let code = unsafe { (self.api.cuMemAlloc_v2)(&mut address, bytes.max(4) as usize) };
+        if code == OUT_OF_MEMORY {
+            let DeviceMemory { free, total } = self.context.memory(&self.label)?;
+            let (device, purpose) = (self.label.clone(), purpose.to_owned());
+            return Err(fault(FaultKind::GpuMemory { device, purpose, wanted: bytes, free, total }));
+        }
+        self.check_after(&state, code, format!("take {bytes} bytes for {purpose}"), "cuMemAlloc_v2")?;
+        Ok(Buffer { stream: Arc::clone(self), address, bytes: bytes.max(4) })
+    }
+
+    /// Copies bytes to the device. They go through pinned memory, so that copying to it and from it overlap.
+    pub fn write(&self, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut address = to.at(offset, bytes.len());
+        let mut state = self.enter()?;
+        for chunk in bytes.chunks(STAGING_BYTES) {
+            let (stream, staging) = (state.stream(), state.turn());
+            // SAFETY: the event and the stream are there as long as `self` is.
+            let code = unsafe { (self.api.cuEventSynchronize)(staging.event) };
+            self.check_after(&state, code, "copy to the device", "cuEventSynchronize")?;
+            // SAFETY: the copy that last used the buffer has been done, and the chunk is no longer than it.
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), staging.host.cast(), chunk.len()) };
+            // SAFETY: both sides hold the bytes: the address by `Buffer::at`. The event keeps the pinned side from being
+            // used again before its time.
+            let code = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(address, staging.host, chunk.len(), stream) };
+            self.check_after(&state, code, "copy to the device", "cuMemcpyHtoDAsync_v2")?;
+            // SAFETY: as for the wait.
+            let code = unsafe { (self.api.cuEventRecord)(staging.event, stream) };
+            self.check_after(&state, code, "copy to the device", "cuEventRecord")?;
+            address += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes back, when everything before has been done.
+    pub fn read(&self, from: &Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let mut address = from.at(offset, bytes.len());
+        let mut state = self.enter()?;
+        for chunk in bytes.chunks_mut(STAGING_BYTES) {
+            let (stream, staging) = (state.stream(), state.turn());
+            // SAFETY: both sides hold the bytes, and whatever used the pinned side before comes earlier in the stream.
+            let code = unsafe { (self.api.cuMemcpyDtoHAsync_v2)(staging.host, address, chunk.len(), stream) };
+            self.check_after(&state, code, "copy from the device", "cuMemcpyDtoHAsync_v2")?;
+            self.finish(&mut state)?;
+            // SAFETY: the copy has been done, and nobody else uses the buffer.
+            unsafe { std::ptr::copy_nonoverlapping(staging.host.cast(), chunk.as_mut_ptr(), chunk.len()) };
+            address += chunk.len() as u64;
+        }
+        if bytes.is_empty() { self.finish(&mut state) } else { Ok(()) }
+    }
+
+    /// Starts a kernel.
+    pub fn launch(&self, launch: &Launch<'_, Buffer>) -> Result<()> {
+        let kernel = launch.kernel;
+        assert_eq!(launch.buffers.len(), kernel.name.buffers(), "buffers of {}", kernel.function());
+        assert!(launch.constants.len() <= CONSTANTS, "constants of {}", kernel.function());
+        let mut state = self.enter()?;
+        let function = self.function(&mut state, kernel)?;
+        let mut addresses = [0 as Address; BUFFERS];
+        let mut constants = [0u32; CONSTANTS];
+        let mut parameters = [std::ptr::null_mut::<c_void>(); BUFFERS + 1];
+        constants[..launch.constants.len()].copy_from_slice(launch.constants);
+        for (i, buffer) in launch.buffers.iter().enumerate() {
+            addresses[i] = buffer.address;
+            parameters[i] = (&raw mut addresses[i]).cast();
+        }
+        parameters[launch.buffers.len()] = (&raw mut constants).cast();
+        let ([x, y, z], threads) = (launch.groups, kernel.name.threads());
+        // SAFETY: the driver copies the parameters before it returns: an address for each pointer of the kernel, and for its
+        // struct as many words as it has, which are at most those of `constants`.
+        let code = unsafe {
+            let (stream, extra) = (state.stream(), std::ptr::null_mut());
+            (self.api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, 0, stream, parameters.as_mut_ptr(), extra)
+        };
+        self.check_after(&state, code, format!("start the kernel {}", kernel.function()), "cuLaunchKernel")?;
+        state.launched = Some((state.launched.map_or(0, |(count, _)| count) + 1, kernel));
+        Ok(())
+    }
+
+    /// The function of a kernel; its module is loaded when the first of its kernels is wanted.
+    fn function(&self, state: &mut State, kernel: Kernel) -> Result<Handle> {
+        if let Some(&function) = state.functions.get(&kernel) {
+            return Ok(function);
+        }
+        let name = kernel.function();
+        let absent = || fault(FaultKind::GpuKernel { device: self.label.clone(), kernel: kernel.function() });
+        let image = images::holding(kernel).ok_or_else(absent)?;
+        let module = match state.modules.get(image.file) {
+            Some(&module) => module,
+            None => {
+                let code = image.code(self.description.architecture, self.prefer).ok_or_else(absent)?;
+                let module = self.load(state, image.file, code)?;
+                state.modules.insert(image.file, module);
+                module
+            }
+        };
+        let mut function = Handle::NULL;
+        let symbol = CString::new(name.as_str()).expect("names of kernels have no 0");
+        // SAFETY: the pointers are to local variables, the module is loaded.
+        let code = unsafe { (self.api.cuModuleGetFunction)(&mut function, module, symbol.as_ptr()) };
+        self.check_after(state, code, format!("find the kernel {name}"), "cuModuleGetFunction")?;
+        state.functions.insert(kernel, function);
+        Ok(function)
+    }
+
+    fn load(&self, state: &State, file: &str, code: Code) -> Result<Handle> {
+        let bytes = match code {
+            Code::Cubin(_, bytes) => bytes,
+            Code::Ptx(_, text) => text.as_bytes(),
+        };
+        // Aligned as machine code is, and with a 0 after the text.
+        let mut image = vec![0u64; bytes.len() / 8 + 1];
+        let mut module = Handle::NULL;
+        // SAFETY: the vector has room for the bytes and a 0 after them; the driver copies what it needs of it.
+        let result = unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), image.as_mut_ptr().cast(), bytes.len());
+            (self.api.cuModuleLoadData)(&mut module, image.as_ptr().cast())
+        };
+        self.check_after(state, result, format!("load the kernels of {file}, {}", code.name()), "cuModuleLoadData")?;
+        Ok(module)
+    }
+}
+
+impl State {
+    fn stream(&self) -> Handle {
+        self.stream.expect("it was made when the device was opened")
+    }
+
+    /// The staging buffer whose turn it is.
+    fn turn(&mut self) -> Staging {
+        self.staging.swap(0, 1);
+        self.staging[1]
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter(&self.label).is_err() {
+            return;
+        }
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: each was made once and goes once, after all that uses it has been done.
+        unsafe {
+            if let Some(stream) = state.stream {
+                (self.api.cuStreamSynchronize)(stream);
+            }
+            for &module in state.modules.values() {
+                (self.api.cuModuleUnload)(module);
+            }
+            for staging in &state.staging {
+                if !staging.event.is_null() {
+                    (self.api.cuEventDestroy_v2)(staging.event);
+                }
+                (self.api.cuMemFreeHost)(staging.host);
+            }
+            if let Some(stream) = state.stream {
+                (self.api.cuStreamDestroy_v2)(stream);
+            }
+        }
+    }
+}

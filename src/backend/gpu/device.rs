@@ -1,0 +1,223 @@
+//! A device with what every backend on it needs: a pool of buffers, counted launches, faults on purpose.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::driver::{Driver, Launch};
+use super::kernels::{Kernel, THREADS};
+use crate::error::{Fault, FaultKind, Place, Result};
+
+/// A fault that is made on purpose, to see that it is noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Injection {
+    /// Number of the launch, from 1.
+    pub launch: u64,
+    /// What is wrong with it.
+    pub kind: InjectionKind,
+}
+
+/// What is wrong with a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
+pub enum InjectionKind {
+    /// It fails.
+    Launch,
+    /// It gives wrong numbers; a launch that gives no numbers leaves it to the next.
+    Numbers,
+}
+
+/// A device through one API.
+#[derive(Debug)]
+pub struct Device<D: Driver> {
+    driver: D,
+    pool: Mutex<BTreeMap<u64, Vec<D::Buffer>>>,
+    launches: AtomicU64,
+    injection: Option<Injection>,
+    injected: AtomicBool,
+}
+
+/// A buffer of the pool, to which it goes back.
+#[derive(Debug)]
+pub struct Pooled<D: Driver> {
+    device: Arc<Device<D>>,
+    bytes: u64,
+    /// `None` only while it is dropped.
+    buffer: Option<D::Buffer>,
+}
+
+impl<D: Driver> Pooled<D> {
+    /// The buffer itself.
+    pub fn buffer(&self) -> &D::Buffer {
+        self.buffer.as_ref().expect("a buffer until it is dropped")
+    }
+}
+
+impl<D: Driver> Drop for Pooled<D> {
+    fn drop(&mut self) {
+        // What was started before goes before what the next owner starts: work is done in order.
+        if let Some(buffer) = self.buffer.take() {
+            self.device.pool().entry(self.bytes).or_default().push(buffer);
+        }
+    }
+}
+
+/// Bytes that the kernels of a launch read and write at most of wrong numbers.
+const WRONG_BYTES: usize = 1 << 16;
+
+impl<D: Driver> Device<D> {
+    /// A device, with a fault on purpose.
+    pub fn new(driver: D, injection: Option<Injection>) -> Arc<Device<D>> {
+        Arc::new(Device {
+            driver,
+            pool: Mutex::default(),
+            launches: AtomicU64::new(0),
+            injection,
+            injected: AtomicBool::new(false),
+        })
+    }
+
+    /// The API.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    /// Launches so far.
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed)
+    }
+
+    /// Whether the fault on purpose has happened.
+    pub fn injected(&self) -> bool {
+        self.injected.load(Ordering::Relaxed)
+    }
+
+    fn pool(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<D::Buffer>>> {
+        self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A buffer for activations; what it holds is not defined.
+    pub fn scratch(self: &Arc<Self>, bytes: u64) -> Result<Pooled<D>> {
+        let bytes = size_class(bytes);
+        let pooled = self.pool().get_mut(&bytes).and_then(Vec::pop);
+        let buffer = match pooled {
+            Some(buffer) => buffer,
+            None => self.allocate(bytes, "activations")?,
+        };
+        Ok(Pooled { device: self.clone(), bytes, buffer: Some(buffer) })
+    }
+
+    /// The same for so many 4-byte values.
+    pub fn values(self: &Arc<Self>, count: usize) -> Result<Pooled<D>> {
+        self.scratch(4 * count as u64)
+    }
+
+    /// A buffer with words in it.
+    pub fn words(self: &Arc<Self>, words: &[u32]) -> Result<Pooled<D>> {
+        let pooled = self.values(words.len())?;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.driver.write(pooled.buffer(), 0, &bytes)?;
+        Ok(pooled)
+    }
+
+    /// A buffer with values in it.
+    pub fn floats(self: &Arc<Self>, values: &[f32]) -> Result<Pooled<D>> {
+        let pooled = self.values(values.len())?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.driver.write(pooled.buffer(), 0, &bytes)?;
+        Ok(pooled)
+    }
+
+    /// The first `count` words of a buffer.
+    pub fn read_words(&self, buffer: &D::Buffer, count: usize) -> Result<Vec<u32>> {
+        let mut bytes = vec![0; 4 * count];
+        self.driver.read(buffer, 0, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
+    }
+
+    /// Memory of its own. Where the device has none left, that of the pool is given back first.
+    pub fn allocate(&self, bytes: u64, purpose: &str) -> Result<D::Buffer> {
+        let limit = self.driver.limits().buffer_bytes;
+        if bytes > limit {
+            let fault = FaultKind::GpuBuffer { bytes, limit, purpose: purpose.into() };
+            return Err(Fault::new(Place::default(), fault));
+        }
+        let first = self.driver.allocate(bytes.max(4), purpose);
+        if first.is_ok() || self.pool().is_empty() {
+            return first;
+        }
+        self.driver.wait()?;
+        self.pool().clear();
+        self.driver.allocate(bytes.max(4), purpose)
+    }
+
+    /// Starts a kernel; no groups are no work.
+    pub fn launch(&self, kernel: Kernel, groups: [usize; 3], buffers: &[&D::Buffer], constants: &[u32]) -> Result<()> {
+        assert_eq!(buffers.len(), kernel.name.buffers(), "buffers of {}", kernel.function());
+        if groups.contains(&0) {
+            return Ok(());
+        }
+        let limits = self.driver.limits().groups;
+        let groups = groups.map(|groups| u32::try_from(groups).unwrap_or(u32::MAX));
+        for (&found, limit) in groups.iter().zip(limits) {
+            if found > limit {
+                let fault = FaultKind::GpuGroups { kernel: kernel.function(), found, limit };
+                return Err(Fault::new(Place::default(), fault));
+            }
+        }
+        let number = self.launches.fetch_add(1, Ordering::Relaxed) + 1;
+        let due = self.injection.filter(|injection| number >= injection.launch && !self.injected());
+        if due.is_some_and(|injection| injection.kind == InjectionKind::Launch) {
+            self.injected.store(true, Ordering::Relaxed);
+            let fault = FaultKind::GpuInjected { kernel: kernel.function(), launch: number };
+            return Err(Fault::new(Place::default(), fault));
+        }
+        self.driver.launch(&Launch { kernel, groups, buffers, constants })?;
+        match kernel.name.output() {
+            Some(output) if due.is_some() => self.spoil(buffers[output]),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the numbers of a buffer wrong.
+    fn spoil(&self, buffer: &D::Buffer) -> Result<()> {
+        self.injected.store(true, Ordering::Relaxed);
+        let bytes = WRONG_BYTES.min(self.driver.bytes(buffer) as usize) / 4 * 4;
+        let mut values = vec![0; bytes];
+        self.driver.read(buffer, 0, &mut values)?;
+        for value in values.as_chunks_mut().0 {
+            *value = (0.25 - 1.5 * f32::from_le_bytes(*value)).to_le_bytes();
+        }
+        self.driver.write(buffer, 0, &values)
+    }
+}
+
+/// Groups of a kernel whose threads take one value each of `count`, and go on if there are more.
+pub fn groups_of(count: usize) -> [usize; 3] {
+    [count.div_ceil(THREADS as usize).min(MOST_GROUPS), 1, 1]
+}
+
+/// Groups that every device takes in any dimension.
+const MOST_GROUPS: usize = 65_535;
+
+/// The bytes that the pool gives for so many: a power of two or a quarter, a half or three quarters more.
+fn size_class(bytes: u64) -> u64 {
+    let bytes = bytes.max(256);
+    let step = bytes.next_power_of_two() / 8;
+    bytes.next_multiple_of(step.max(64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_waste_a_quarter_at_most() {
+        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 3 << 28]) {
+            let class = size_class(bytes);
+            assert!(class >= bytes && class % 4 == 0, "{bytes} {class}");
+            assert!(bytes < 256 || class <= bytes + bytes / 4, "{bytes} {class}");
+            assert_eq!(size_class(class), class);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What the GPU backend asks of an API: memory, copies, launches, all in the order in which they are asked for.
+
+use std::fmt::Debug;
+
+use super::kernels::Kernel;
+use crate::error::Result;
+
+/// A GPU through one API.
+///
+/// Writes, launches and reads happen as if one after the other, in the order of the calls: a launch sees what every launch
+/// before it wrote. None of them returns before its arguments may be changed or dropped; a buffer that is dropped while a
+/// launch still uses it is given back after that launch.
+pub trait Driver: Debug + Send + Sync {
+    /// Memory of the device.
+    type Buffer: Debug + Send + Sync;
+
+    /// The API's name in options and reports: `cuda`, `vulkan`.
+    fn name(&self) -> &'static str;
+    /// The device's own name, with the version of its driver.
+    fn device(&self) -> String;
+    /// What the device can do at most.
+    fn limits(&self) -> Limits;
+    /// Memory that is free on the device and that it has, in bytes, as far as the API tells.
+    fn memory(&self) -> Result<DeviceMemory>;
+    /// Memory of at least `bytes` bytes, at most [`Limits::buffer_bytes`], aligned to 256. What it holds is not defined.
+    /// `purpose` is for messages.
+    fn allocate(&self, bytes: u64, purpose: &str) -> Result<Self::Buffer>;
+    /// Bytes of a buffer: as many as were asked for.
+    fn bytes(&self, buffer: &Self::Buffer) -> u64;
+    /// Copies bytes to the device; `offset` and their number are multiples of 4.
+    fn write(&self, to: &Self::Buffer, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// Copies bytes back, when everything before has been done; `offset` and their number are multiples of 4.
+    fn read(&self, from: &Self::Buffer, offset: u64, bytes: &mut [u8]) -> Result<()>;
+    /// Starts a kernel.
+    fn launch(&self, launch: &Launch<'_, Self::Buffer>) -> Result<()>;
+    /// Waits until everything has been done.
+    fn wait(&self) -> Result<()>;
+}
+
+/// What a device can do at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one buffer that a kernel can see.
+    pub buffer_bytes: u64,
+    /// Groups of a launch in each dimension.
+    pub groups: [u32; 3],
+}
+
+/// Memory of a device in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Not in use.
+    pub free: u64,
+    /// All of it.
+    pub total: u64,
+}
+
+/// One launch of a kernel.
+#[derive(Debug)]
+pub struct Launch<'a, B> {
+    /// Which.
+    pub kernel: Kernel,
+    /// Groups of threads in x, y and z; none is 0.
+    pub groups: [u32; 3],
+    /// The kernel's buffers, in its order.
+    pub buffers: &'a [&'a B],
+    /// The kernel's constants, in its order: u32 values, and f32 values by their bits. At most 32.
+    pub constants: &'a [u32],
+}

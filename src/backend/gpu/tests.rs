@@ -1,0 +1,381 @@
+//! Every kernel of a GPU against the reference, and against itself in other batches: for any API.
+
+use super::*;
+use crate::backend::reference::Reference;
+use crate::backend::samples::{attended, formats, matrix, numbers, routed, ways};
+use crate::backend::tolerances;
+use crate::format::Format;
+
+/// How much a device computes in tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend) enum Extent {
+    /// Every case, at sizes that an emulated device computes in seconds.
+    Small,
+    /// The shapes of GLM-5.2 too.
+    Glm,
+}
+
+/// Shapes [O, I] of GLM-5.2: an expert's gate or up and its down projection, q_b, o_proj.
+const GLM: [(usize, usize); 4] = [(2048, 6144), (6144, 2048), (16384, 2048), (6144, 16384)];
+
+/// All of the table.
+pub(in crate::backend) fn every_kernel<D: Driver>(gpu: &Gpu<D>, extent: Extent) {
+    products(gpu, extent);
+    embeddings(gpu);
+    rows_by_themselves(gpu);
+    attention_and_its_positions(gpu);
+    many_positions(gpu);
+    choices_and_experts(gpu);
+    caches(gpu);
+    predictions(gpu);
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn rows_of<B: Backend>(backend: &B, values: &[f32], width: usize) -> B::Rows {
+    backend.write(values, width).unwrap()
+}
+
+/// x · weightᵀ on a backend.
+fn product<B: Backend>(backend: &B, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    let weight = backend.upload("w", matrix.clone()).unwrap();
+    backend.read(&backend.matmul(&weight, &rows_of(backend, x, matrix.columns)).unwrap()).unwrap()
+}
+
+/// Close to the reference, by Σ|terms|; each row alone has the same bits.
+fn check_product<D: Driver>(gpu: &Gpu<D>, matrix: &Matrix, n: usize) {
+    let (rows, columns) = (matrix.rows, matrix.columns);
+    let what = format!("{} {rows} × {columns}, {n} rows", matrix.format);
+    let x = numbers(n as u64 + 7, n * columns);
+    let found = product(gpu, matrix, &x);
+    let exact = product(&Reference::default(), matrix, &x);
+    let mut decoded = vec![0.0; columns];
+    for row in 0..rows {
+        matrix.dequantize_row(row, &mut decoded);
+        for (token, x) in x.chunks_exact(columns).enumerate() {
+            let terms: f64 = x.iter().zip(&decoded).map(|(x, w)| (f64::from(*x) * f64::from(*w)).abs()).sum();
+            let (found, exact) = (f64::from(found[token * rows + row]), f64::from(exact[token * rows + row]));
+            assert!((found - exact).abs() <= terms * tolerances::PRODUCT, "{what}: {found}, not {exact} of {terms}");
+        }
+    }
+    for token in [0, n / 2, n - 1] {
+        let alone = product(gpu, matrix, &x[token * columns..][..columns]);
+        assert_eq!(bits(&alone), bits(&found[token * rows..][..rows]), "{what}, row {token} alone");
+    }
+}
+
+fn products<D: Driver>(gpu: &Gpu<D>, extent: Extent) {
+    for format in formats() {
+        // Around eight columns, a warp's 256, a group, a block.
+        for columns in [1, 2, 7, 8, 9, 63, 64, 65, 127, 129, 200, 255, 256, 257, 600] {
+            check_product(gpu, &matrix(format, 5, columns, columns as u64), 3);
+        }
+        // Around the four outputs of a warp and the 32 of a group; around the tiles of rows.
+        for rows in [1, 3, 4, 31, 32, 33, 130] {
+            check_product(gpu, &matrix(format, rows, 70, 6), 1);
+        }
+        for n in [2, 4, 5, 8, 9, 17] {
+            check_product(gpu, &matrix(format, 6, 130, 5), n);
+        }
+        for columns in [2048, 6144, 12288, 16384] {
+            check_product(gpu, &matrix(format, 5, columns, 3), 2);
+        }
+        if extent == Extent::Glm {
+            for (rows, columns) in GLM {
+                let matrix = matrix(format, rows, columns, 9);
+                [1, 8].into_iter().for_each(|n| check_product(gpu, &matrix, n));
+            }
+            check_product(gpu, &matrix(format, 2048, 6144, 9), 64);
+        }
+    }
+    // No rows are no work.
+    assert!(product(gpu, &matrix(Format::Int4Row, 3, 64, 1), &[]).is_empty());
+    // A row of x that is not finite leaves the others alone.
+    let weights = matrix(Format::Int4Grouped { group_size: 64 }, 4, 100, 2);
+    let mut x = numbers(3, 3 * 100);
+    let before = product(gpu, &weights, &x);
+    x[100] = f32::NAN;
+    let after = product(gpu, &weights, &x);
+    assert!(after[4..8].iter().all(|value| value.is_nan()));
+    assert_eq!((&after[..4], &after[8..]), (&before[..4], &before[8..]));
+}
+
+fn embeddings<D: Driver>(gpu: &Gpu<D>) {
+    let reference = Reference::default();
+    for format in formats() {
+        for columns in [1, 9, 300] {
+            let table = matrix(format, 200, columns, 4);
+            let ids = [0, 199, 7, 128, 7];
+            let on = |rows: Vec<f32>| rows;
+            let found = gpu.embed(&gpu.upload("table", table.clone()).unwrap(), &ids).unwrap();
+            let exact = reference.embed(&reference.upload("table", table.clone()).unwrap(), &ids).unwrap();
+            let (found, exact) = (on(gpu.read(&found).unwrap()), on(reference.read(&exact).unwrap()));
+            assert_eq!(bits(&found), bits(&exact), "{format} {columns}");
+        }
+    }
+}
+
+/// Largest distance in units in the last place of the larger value.
+fn assert_close(what: &str, found: &[f32], exact: &[f32], units: f32) {
+    assert_eq!(found.len(), exact.len(), "{what}");
+    for (found, exact) in found.iter().zip(exact) {
+        let unit = exact.abs().max(f32::MIN_POSITIVE) * f32::EPSILON;
+        assert!((found - exact).abs() <= units * unit, "{what}: {found}, not {exact}");
+    }
+}
+
+/// Two rows of an operation on each row by itself: both at once, and the second alone.
+fn by_row<B: Backend>(backend: &B, width: usize, of: impl Fn(&B, B::Rows) -> B::Rows) -> (Vec<f32>, Vec<f32>) {
+    let x = numbers(width as u64, 2 * width);
+    let both = backend.read(&of(backend, rows_of(backend, &x, width))).unwrap();
+    let second = backend.read(&of(backend, rows_of(backend, &x[width..], width))).unwrap();
+    (both, second)
+}
+
+fn rows_by_themselves<D: Driver>(gpu: &Gpu<D>) {
+    /// The same on a GPU and the reference.
+    macro_rules! check {
+        ($what:expr, $width:expr, $units:expr, $of:expr) => {{
+            let (both, second) = by_row(gpu, $width, $of);
+            let (exact, _) = by_row(&Reference::default(), $width, $of);
+            assert_close(&format!("{} of {}", $what, $width), &both, &exact, $units);
+            assert!(bits(&both).ends_with(&bits(&second)), "{} of {}", $what, $width);
+        }};
+    }
+    for width in [1, 2, 31, 255, 256, 257, 6144] {
+        fn vector<B: Backend>(backend: &B, width: usize, seed: u64) -> B::Weight {
+            backend.upload("vector", matrix(Format::F32, width, 1, seed)).unwrap()
+        }
+        check!("rms_norm", width, 8.0, |b, x| b.rms_norm(&x, &vector(b, width, 1), 1e-5).unwrap());
+        check!("swiglu", width, 8.0, |b, x| b.swiglu(&x, &x).unwrap());
+        check!("add", width, 0.0, |b, mut x| {
+            let y = b.slice(&x, 0..b.shape(&x).0, 0..width).unwrap();
+            b.add(&mut x, &y).unwrap();
+            x
+        });
+        check!("slice", width, 0.0, |b, x| b.slice(&x, b.shape(&x).0 - 1..b.shape(&x).0, width / 3..width).unwrap());
+        check!("concat", width, 0.0, |b, x| b.concat(&x, &x).unwrap());
+        check!("take", width, 0.0, |b, x| b.take(&x, &[b.shape(&x).0 - 1, 0, b.shape(&x).0 - 1]).unwrap());
+    }
+    // Sums cancel in a layer norm: what counts is the largest value.
+    for width in [2, 31, 256, 257, 6144] {
+        fn of<B: Backend>(backend: &B, width: usize) -> Vec<f32> {
+            let vector = |seed| backend.upload("vector", matrix(Format::F32, width, 1, seed)).unwrap();
+            let x = rows_of(backend, &numbers(5, 3 * width), width);
+            backend.read(&backend.layer_norm(&x, &vector(1), &vector(2), 1e-6).unwrap()).unwrap()
+        }
+        for (found, exact) in of(gpu, width).iter().zip(of(&Reference::default(), width)) {
+            assert!((found - exact).abs() <= 4e-6, "layer_norm of {width}: {found}, not {exact}");
+        }
+    }
+    fn turned<B: Backend>(backend: &B) -> Vec<f32> {
+        let rope = Rope { frequencies: (0..32).map(|j| 10_000f32.powf(-j as f32 / 32.0)).collect() };
+        let mut x = rows_of(backend, &numbers(8, 3 * 300), 300);
+        backend.rope(&mut x, &rope, Heads { width: 100, rope_at: 36 }, &[0, 77, 190_000]).unwrap();
+        backend.read(&x).unwrap()
+    }
+    for (found, exact) in turned(gpu).iter().zip(turned(&Reference::default())) {
+        assert!((found - exact).abs() <= 3e-7, "rope: {found}, not {exact}");
+    }
+    let far = gpu.swiglu(&rows_of(gpu, &[-1000.0, 0.0, 1000.0], 3), &rows_of(gpu, &[1.0, 5.0, 0.5], 3)).unwrap();
+    assert_eq!(gpu.read(&far).unwrap(), [0.0, 0.0, 500.0]);
+}
+
+fn attention_and_its_positions<D: Driver>(gpu: &Gpu<D>) {
+    for (format, places) in formats().into_iter().flat_map(|f| [(f, Places::after(10, 20)), (f, ways())]) {
+        let (dense, chosen, sparse) = attended(&Reference::default(), &places, format);
+        let found = attended(gpu, &places, format);
+        assert_eq!(found.1, chosen, "{format}");
+        let largest = dense.iter().chain(&sparse).fold(0.0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in found.0.iter().chain(&found.2).zip(dense.iter().chain(&sparse)) {
+            let apart = f64::from((found - expected).abs());
+            assert!(apart <= f64::from(largest) * tolerances::ATTENTION, "{format}: {found}, not {expected}");
+        }
+        let mut last = Places::new(27);
+        last.add(1, &[0..1, 1..10, 16..27]);
+        last.add(2, &[0..3, 7..9, 10..12]);
+        let last = if places == ways() { last } else { Places::after(27, 3) };
+        let (dense, chosen, sparse) = attended(gpu, &last, format);
+        assert!(found.0.ends_with(&dense) && found.1.ends_with(&chosen) && found.2.ends_with(&sparse), "{format}");
+    }
+}
+
+/// Longer than a split, and than what one group of threads looks at: with equal scores among the best.
+fn many_positions<D: Driver>(gpu: &Gpu<D>) {
+    fn of<B: Backend>(backend: &B, first: usize, n: usize) -> (Vec<f32>, Vec<Vec<usize>>, Vec<f32>) {
+        let (mla, total) = (Mla { heads: 9, nope: 3, rope: 2, value: 3, latent: 6 }, first + n);
+        let dsa = Dsa { heads: 33, width: 35, topk: 260 };
+        let cached = |width, seed: u64, repeated: usize| {
+            let mut cache = backend.cache(width).unwrap();
+            let some = numbers(seed, total.div_ceil(repeated) * width);
+            let values: Vec<f32> =
+                some.chunks(width).flat_map(|row| row.repeat(repeated)).take(total * width).collect();
+            for part in values.chunks(97 * width) {
+                backend.append(&mut cache, &rows_of(backend, part, width)).unwrap();
+            }
+            cache
+        };
+        // The last rows of what is the same for every n.
+        let rows = |width, seed| {
+            let all = rows_of(backend, &numbers(seed, 900 * width), width);
+            backend.slice(&all, total - n..total, 0..width).unwrap()
+        };
+        let places = Places::after(first, n);
+        let (cache, keys) = (cached(8, 1, 1), cached(35, 2, 3));
+        let (q, weights) = (rows(33 * 35, 3), rows(33, 4));
+        let selection = backend.select(&dsa, &q, &weights, &keys, &places).unwrap();
+        let kv_b = backend.upload("kv_b", matrix(Format::Int8Row, 9 * 6, 6, 5)).unwrap();
+        let q = rows(9 * 5, 6);
+        let dense = backend.attention(&mla, &q, &kv_b, &cache, &places, None).unwrap();
+        let sparse = backend.attention(&mla, &q, &kv_b, &cache, &places, Some(&selection)).unwrap();
+        let chosen = backend.read_selection(&selection).unwrap();
+        (backend.read(&dense).unwrap(), chosen, backend.read(&sparse).unwrap())
+    }
+    let (dense, chosen, sparse) = of(&Reference::default(), 797, 3);
+    let found = of(gpu, 797, 3);
+    assert_eq!(found.1, chosen);
+    for (found, exact) in found.0.iter().chain(&found.2).zip(dense.iter().chain(&sparse)) {
+        assert!(f64::from((found - exact).abs()) <= 2.0 * tolerances::ATTENTION, "{found}, not {exact}");
+    }
+    let alone = of(gpu, 799, 1);
+    assert!(found.0.ends_with(&alone.0) && found.1.ends_with(&alone.1) && found.2.ends_with(&alone.2));
+}
+
+fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
+    for format in formats() {
+        let exact = routed(&Reference::default(), format, 0..12);
+        let found = routed(gpu, format, 0..12);
+        let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in found.iter().zip(&exact) {
+            let apart = f64::from((found - expected).abs());
+            assert!(apart <= f64::from(largest) * tolerances::EXPERTS, "{format}: {found}, not {expected}");
+        }
+        let in_pieces = [routed(gpu, format, 0..1), routed(gpu, format, 1..5), routed(gpu, format, 5..12)];
+        assert_eq!(bits(&in_pieces.concat()), bits(&found), "{format}");
+    }
+    // Groups of experts, of which only the best are looked at; equal scores; scores that are no numbers.
+    fn choose<B: Backend>(backend: &B, routing: &Routing, bias: &[f32], x: &[f32]) -> Vec<Vec<Routed>> {
+        let codes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let vector = |values: &[f32], columns: usize| Matrix {
+            rows: values.len() / columns,
+            columns,
+            format: Format::F32,
+            codes: codes(values),
+            scales: vec![],
+        };
+        let gate = backend.upload("gate", vector(&numbers(6, 2 * bias.len()), 2)).unwrap();
+        let bias = backend.upload("bias", vector(bias, 1)).unwrap();
+        backend.read_choice(&backend.route(routing, &gate, &bias, &rows_of(backend, x, 2)).unwrap()).unwrap()
+    }
+    let plain = Routing { chosen: 3, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
+    let biases = [vec![0.0; 12], numbers(1, 12), vec![-3.0; 12], numbers(2, 256), numbers(3, 1000)];
+    for routing in [
+        plain,
+        Routing { normalized: false, ..plain },
+        Routing { groups: 4, chosen_groups: 2, ..plain },
+        Routing { groups: 2, chosen_groups: 1, factor: 1.0, ..plain },
+    ] {
+        for bias in &biases {
+            let x = [numbers(7, 8), vec![0.0, 0.0]].concat();
+            let (found, exact) = (choose(gpu, &routing, bias, &x), choose(&Reference::default(), &routing, bias, &x));
+            for (found, exact) in found.iter().flatten().zip(exact.iter().flatten()) {
+                assert_eq!(found.0, exact.0, "{routing:?}");
+                assert_close("weights of experts", &[found.1], &[exact.1], 8.0);
+            }
+        }
+    }
+    for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut bias = vec![0.0; 12];
+        bias[5] = wrong;
+        let chosen = choose(gpu, &plain, &bias, &[1.0, 1.0]).remove(0);
+        let mut ids: Vec<usize> = chosen.iter().map(|&(expert, _)| expert).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert!(ids.len() == 3 && ids.iter().all(|&id| id < 12), "{wrong}: {chosen:?}");
+        assert!(chosen.iter().all(|(_, weight)| weight.is_nan()), "{wrong}: {chosen:?}");
+    }
+    let many = numbers(1, 1025);
+    let gate = gpu.upload("gate", matrix(Format::F32, 1025, 2, 1)).unwrap();
+    let bias = gpu.upload("bias", matrix(Format::F32, 1025, 1, 1)).unwrap();
+    let refused = gpu.route(&plain, &gate, &bias, &rows_of(gpu, &many[..2], 2)).err().unwrap().to_string();
+    assert_eq!(refused, "experts of a layer are 1025, a GPU computes at most 1024");
+}
+
+fn caches<D: Driver>(gpu: &Gpu<D>) {
+    let mut cache = gpu.cache(3).unwrap();
+    let values = numbers(1, 3 * 50);
+    for part in values.chunks(9) {
+        gpu.append(&mut cache, &rows_of(gpu, part, 3)).unwrap();
+    }
+    assert_eq!(gpu.cache_len(&cache), 50);
+    gpu.truncate(&mut cache, 20);
+    gpu.append(&mut cache, &rows_of(gpu, &values[..6], 3)).unwrap();
+    assert_eq!(gpu.cache_len(&cache), 22);
+    let words = gpu.device.read_words(cache.values.buffer(), 66).unwrap();
+    let kept: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
+    assert_eq!(kept, [&values[..60], &values[..6]].concat());
+}
+
+fn predictions<D: Driver>(gpu: &Gpu<D>) {
+    fn of<B: Backend>(backend: &B, vocabulary: usize, n: usize) -> Vec<Prediction> {
+        let head = backend.upload("head", matrix(Format::Int8Row, vocabulary, 20, 1)).unwrap();
+        let x: Vec<f32> = numbers(2, n * 20).iter().map(|value| value * 8.0).collect();
+        let asked: Vec<Option<u32>> = (0..n).map(|row| (row % 3 > 0).then_some((row % vocabulary) as u32)).collect();
+        backend.predict(&head, &rows_of(backend, &x, 20), &asked).unwrap()
+    }
+    for (vocabulary, n) in [(1, 2), (2, 1), (255, 3), (1000, 3), (300, 130)] {
+        let found = of(gpu, vocabulary, n);
+        assert_eq!(found.len(), n);
+        for (found, exact) in found.iter().zip(of(&Reference::default(), vocabulary, n)) {
+            assert_eq!(found.id, exact.id);
+            assert_eq!(found.asked.is_some(), exact.asked.is_some());
+            for (found, exact) in [
+                (f64::from(found.logit), f64::from(exact.logit)),
+                (f64::from(found.runner_up), f64::from(exact.runner_up)),
+                (found.log_sum_exp, exact.log_sum_exp),
+                (f64::from(found.asked.unwrap_or(0.0)), f64::from(exact.asked.unwrap_or(0.0))),
+            ] {
+                assert!(found == exact || (found - exact).abs() <= 2e-5, "{vocabulary}: {found}, not {exact}");
+            }
+        }
+    }
+    // Of equal logits the lowest id; what is no number is seen.
+    let ones =
+        Matrix { rows: 600, columns: 1, format: Format::F32, codes: [0, 0, 128, 63].repeat(600), scales: vec![] };
+    let head = gpu.upload("head", ones).unwrap();
+    let said = gpu.predict(&head, &rows_of(gpu, &[1.0, f32::NAN], 1), &[None, None]).unwrap();
+    assert_eq!((said[0].id, said[0].margin()), (0, 0.0));
+    assert!((said[0].log_sum_exp - (1.0 + 600f64.ln())).abs() < 1e-6);
+    assert!(!said[1].log_sum_exp.is_finite());
+}
+
+/// A fault on purpose makes a launch fail, or its numbers wrong; then the device goes on.
+pub(in crate::backend) fn faults_on_purpose<D: Driver>(open: impl Fn() -> D) {
+    use device::InjectionKind;
+    let x = numbers(1, 64);
+    let matrix = matrix(Format::Int4Row, 40, 64, 2);
+    let right = product(&Gpu::new(open(), None), &matrix, &x);
+    let on = |launch, kind| Gpu::new(open(), Some(Injection { launch, kind }));
+    let failing = on(2, InjectionKind::Launch);
+    let weight = failing.upload("w", matrix.clone()).unwrap();
+    let run = || failing.matmul(&weight, &rows_of(&failing, &x, 64)).and_then(|out| failing.read(&out));
+    assert_eq!(run().unwrap(), right);
+    assert_eq!(run().unwrap_err().to_string(), "launch 2, matmul_int4_row_1, was made to fail");
+    assert!(failing.gpu().injected());
+    assert_eq!(run().unwrap(), right);
+    let wrong = on(1, InjectionKind::Numbers);
+    let found = product(&wrong, &matrix, &x);
+    assert!(found.iter().zip(&right).all(|(found, right)| found != right) && wrong.gpu().injected());
+    assert_eq!(product(&wrong, &matrix, &x), right);
+}
+
+/// A format that no kernel reads is refused by name.
+pub(in crate::backend) fn formats_are_refused<D: Driver>(gpu: &Gpu<D>) {
+    for format in [Format::E8Iq3Lattice, Format::Mxfp4, Format::Int4Grouped { group_size: 0 }] {
+        let matrix = Matrix { rows: 1, columns: 4, format, codes: vec![0; 98], scales: vec![1.0] };
+        let message = gpu.upload("w", matrix).unwrap_err().to_string();
+        assert_eq!(message, format!("tensor w: the {} backend does not compute {format}", gpu.name()));
+    }
+}

@@ -1,0 +1,271 @@
+//! Weights on the device: as they are stored, each row's codes padded to whole 16 bytes, in parts that a buffer can hold.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::device::Device;
+use super::driver::Driver;
+use super::kernels::Coding;
+use crate::backend::ExpertSource;
+use crate::checkpoint::SCALE_BLOCK;
+use crate::error::{Fault, FaultKind, Place, Result};
+use crate::format::Format;
+use crate::quantize::Decoder;
+use crate::roles::Projection;
+use crate::weights::Matrix;
+
+/// Bytes to which a row's codes are padded.
+const ROW_BYTES: usize = 16;
+
+/// How a matrix lies in memory: what every kernel that reads weights is told of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    pub rows: usize,
+    pub columns: usize,
+    pub format: Format,
+    pub coding: Coding,
+    /// Words of a row's codes, padding included.
+    pub stride: usize,
+    /// Scales of a row; of fp8, of a row of blocks.
+    pub row_scales: usize,
+    /// Of int4 in groups; otherwise 0.
+    pub group_size: usize,
+}
+
+impl Layout {
+    /// The layout of a matrix; a format that no kernel reads is refused by name. `name` is for messages.
+    pub fn new(backend: &'static str, name: &str, rows: usize, columns: usize, format: Format) -> Result<Layout> {
+        let (Some(coding), Some(decoder)) = (Coding::of(format), Decoder::new(format)) else {
+            return Err(Fault::new(Place::name(name), FaultKind::BackendFormat { backend, format }));
+        };
+        let group_size = match format {
+            Format::Int4Grouped { group_size } => (group_size as usize).min(columns.next_multiple_of(8)),
+            _ => 0,
+        };
+        // Kernels read eight columns at a time.
+        let row_bytes = decoder.row_code_bytes(columns.next_multiple_of(8)).next_multiple_of(ROW_BYTES);
+        let row_scales = decoder.row_scales(columns);
+        Ok(Layout { rows, columns, format, coding, stride: row_bytes / 4, row_scales, group_size })
+    }
+
+    /// Bytes of the codes of some rows.
+    pub fn code_bytes(&self, rows: usize) -> u64 {
+        4 * (rows * self.stride) as u64
+    }
+
+    /// Scales of some rows that begin at a block.
+    pub fn scales(&self, rows: usize) -> usize {
+        match self.coding {
+            Coding::Fp8E4m3B128 => rows.div_ceil(SCALE_BLOCK as usize) * self.row_scales,
+            _ => rows * self.row_scales,
+        }
+    }
+
+    /// stride, row_scales, group_size: the first constants of every kernel that reads weights.
+    pub fn constants(&self) -> [u32; 3] {
+        [self.stride, self.row_scales, self.group_size].map(|value| value as u32)
+    }
+
+    /// Codes with their padding.
+    pub fn padded<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> Cow<'m, [u8]> {
+        let stored = matrix.codes.len() / self.rows.max(1);
+        let codes = &matrix.codes[rows.start * stored..rows.end * stored];
+        if stored == 4 * self.stride {
+            return Cow::Borrowed(codes);
+        }
+        let mut padded = vec![0; 4 * self.stride * rows.len()];
+        if stored > 0 {
+            let pairs = padded.chunks_exact_mut(4 * self.stride).zip(codes.chunks_exact(stored));
+            pairs.for_each(|(to, from)| to[..stored].copy_from_slice(from));
+        }
+        Cow::Owned(padded)
+    }
+
+    /// The scales of some rows that begin at a block.
+    pub fn scales_of<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> &'m [f32] {
+        &matrix.scales[self.scales(rows.start)..][..self.scales(rows.len())]
+    }
+}
+
+/// Rows of a weight in buffers of their own.
+#[derive(Debug)]
+pub struct Part<D: Driver> {
+    /// Of the weight.
+    pub rows: Range<usize>,
+    codes: D::Buffer,
+    scales: Option<D::Buffer>,
+}
+
+impl<D: Driver> Part<D> {
+    /// The codes.
+    pub fn codes(&self) -> &D::Buffer {
+        &self.codes
+    }
+
+    /// The scales; for a format without, a buffer that is not read.
+    pub fn scales(&self) -> &D::Buffer {
+        self.scales.as_ref().unwrap_or(&self.codes)
+    }
+}
+
+/// A matrix [rows, columns] on the device. A vector has one column, and its values beside it.
+#[derive(Debug)]
+pub struct Weight<D: Driver> {
+    pub(super) layout: Layout,
+    pub(super) parts: Vec<Part<D>>,
+    vector: Option<D::Buffer>,
+}
+
+impl<D: Driver> Weight<D> {
+    /// Uploads a matrix.
+    pub fn upload(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Weight<D>> {
+        let layout = Layout::new(device.driver().name(), name, matrix.rows, matrix.columns, matrix.format)?;
+        let parts = (0..matrix.rows).step_by(part_rows(device, &layout).min(matrix.rows).max(1));
+        let step = part_rows(device, &layout);
+        let part = |first: usize| -> Result<Part<D>> {
+            let rows = first..matrix.rows.min(first.saturating_add(step));
+            let codes = device.allocate(layout.code_bytes(rows.len()), name)?;
+            device.driver().write(&codes, 0, &layout.padded(matrix, rows.clone()))?;
+            let scales = floats(device, name, layout.scales_of(matrix, rows.clone()))?;
+            Ok(Part { rows, codes, scales })
+        };
+        let parts = parts.map(part).collect::<Result<_>>()?;
+        let mut vector = None;
+        if matrix.columns == 1 {
+            let mut values = vec![0.0; matrix.rows];
+            values.chunks_exact_mut(1).enumerate().for_each(|(row, out)| matrix.dequantize_row(row, out));
+            vector = floats(device, name, &values)?;
+        }
+        Ok(Weight { layout, parts, vector })
+    }
+
+    /// The values of a vector, as f32.
+    pub fn vector(&self) -> &D::Buffer {
+        self.vector.as_ref().expect("a vector has one column")
+    }
+}
+
+/// Rows of a part: as many as a buffer of the device holds, of fp8 whole blocks.
+fn part_rows<D: Driver>(device: &Device<D>, layout: &Layout) -> usize {
+    let limit = device.driver().limits().buffer_bytes;
+    let rows = (limit / layout.code_bytes(1).max(4 * layout.row_scales as u64).max(1)) as usize;
+    let block = if layout.coding == Coding::Fp8E4m3B128 { SCALE_BLOCK as usize } else { 1 };
+    (rows / block * block).max(block)
+}
+
+/// A buffer with values; `None` if there are none.
+fn floats<D: Driver>(device: &Device<D>, purpose: &str, values: &[f32]) -> Result<Option<D::Buffer>> {
+    if values.is_empty() {
+        return Ok(None);
+    }
+    let buffer = device.allocate(4 * values.len() as u64, purpose)?;
+    device.driver().write(&buffer, 0, &bytes_of(values))?;
+    Ok(Some(buffer))
+}
+
+/// One projection of all routed experts of a layer, in slabs that a buffer can hold.
+#[derive(Debug)]
+pub struct ExpertMatrices<D: Driver> {
+    /// Output features.
+    pub rows: usize,
+    pub(super) slabs: Vec<Slab<D>>,
+}
+
+/// Places for the matrices of some experts, all of one layout.
+#[derive(Debug)]
+pub struct Slab<D: Driver> {
+    pub(super) layout: Layout,
+    codes: D::Buffer,
+    scales: Option<D::Buffer>,
+    /// For each expert of the layer its place here, or [`ABSENT`].
+    places: D::Buffer,
+}
+
+/// The place of an expert that is in another slab.
+const ABSENT: u32 = u32::MAX;
+
+impl<D: Driver> Slab<D> {
+    /// Codes, scales, places.
+    pub fn buffers(&self) -> [&D::Buffer; 3] {
+        [&self.codes, self.scales.as_ref().unwrap_or(&self.codes), &self.places]
+    }
+
+    /// Words and scales from one expert to the next.
+    pub fn strides(&self) -> [u32; 2] {
+        let Layout { rows, stride, .. } = self.layout;
+        [(rows * stride) as u32, self.layout.scales(rows) as u32]
+    }
+
+    /// Uploads the matrices of some of a layer's experts.
+    fn upload(
+        device: &Device<D>,
+        source: &dyn ExpertSource,
+        projection: Projection,
+        layout: Layout,
+        experts: &[usize],
+    ) -> Result<Slab<D>> {
+        let (bytes, scales) = (layout.code_bytes(layout.rows), layout.scales(layout.rows));
+        let purpose = format!("{} and {} more", source.name(experts[0], projection), experts.len() - 1);
+        let codes = device.allocate(bytes * experts.len() as u64, &purpose)?;
+        let scale_buffer = match scales {
+            0 => None,
+            _ => Some(device.allocate(4 * (scales * experts.len()) as u64, &purpose)?),
+        };
+        let mut places = vec![ABSENT; source.count()];
+        for (&expert, at) in experts.iter().zip(0u64..) {
+            let matrix = source.load(expert, projection)?;
+            device.driver().write(&codes, at * bytes, &layout.padded(&matrix, 0..layout.rows))?;
+            if let Some(buffer) = &scale_buffer {
+                device.driver().write(buffer, at * 4 * scales as u64, &bytes_of(&matrix.scales))?;
+            }
+            places[expert] = at as u32;
+        }
+        let places: Vec<u8> = places.into_iter().flat_map(u32::to_le_bytes).collect();
+        let buffer = device.allocate(places.len() as u64, "places of experts")?;
+        device.driver().write(&buffer, 0, &places)?;
+        Ok(Slab { layout, codes, scales: scale_buffer, places: buffer })
+    }
+}
+
+impl<D: Driver> ExpertMatrices<D> {
+    /// Uploads one projection of all experts of a layer; a format that no kernel reads is refused by name.
+    pub fn upload(device: &Device<D>, source: &dyn ExpertSource, projection: Projection) -> Result<ExpertMatrices<D>> {
+        let layout_of = |expert: usize| -> Result<Layout> {
+            let (rows, columns, format) = match source.locate(expert, projection)? {
+                Some(located) => (located.rows, located.columns, located.format),
+                None => {
+                    let matrix = source.load(expert, projection)?;
+                    (matrix.rows, matrix.columns, matrix.format)
+                }
+            };
+            Layout::new(device.driver().name(), &source.name(expert, projection), rows, columns, format)
+        };
+        let mut of_layout: Vec<(Layout, Vec<usize>)> = Vec::new();
+        for expert in 0..source.count() {
+            let layout = layout_of(expert)?;
+            match of_layout.iter_mut().find(|(of, _)| *of == layout) {
+                Some((_, experts)) => experts.push(expert),
+                None => of_layout.push((layout, vec![expert])),
+            }
+        }
+        let limit = device.driver().limits().buffer_bytes;
+        let mut slabs = Vec::new();
+        for (layout, experts) in &of_layout {
+            let bytes = layout.code_bytes(layout.rows).max(4 * layout.scales(layout.rows) as u64).max(4);
+            for experts in experts.chunks((limit / bytes).max(1) as usize) {
+                slabs.push(Slab::upload(device, source, projection, *layout, experts)?);
+            }
+        }
+        Ok(ExpertMatrices { rows: of_layout.first().map_or(0, |(layout, _)| layout.rows), slabs })
+    }
+
+    /// The formats that there are.
+    pub fn formats(&self) -> impl Iterator<Item = Format> {
+        self.slabs.iter().map(|slab| slab.layout.format)
+    }
+}
+
+/// Values as they lie in memory.
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}

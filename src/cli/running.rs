@@ -1,0 +1,51 @@
+//! What every command that runs a model is told: where, how, with how many threads, and in how much memory.
+
+use clap::{ArgAction, Args};
+
+use super::{not_available, size};
+use crate::backend::Device;
+use crate::error::{Fault, FaultKind, Place, Result};
+
+/// Flags of `generate`, `score` and `verify` alike.
+#[derive(Debug, Args)]
+pub(super) struct Running {
+    /// Where to compute: reference, cpu, or cuda[:N] [default: cpu]
+    #[arg(long, value_name = "D", action = ArgAction::Set, num_args = 1)]
+    device: Vec<String>,
+    /// How sums are formed
+    #[arg(long, value_name = "MODE", default_value = "exact")]
+    mode: String,
+    /// Threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
+    pub(super) threads: usize,
+    /// Memory for the model, for one 16G [default: what is available]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub(super) memory: Option<u64>,
+}
+
+impl Running {
+    /// Refuses what is planned but not there.
+    pub(super) fn check_available(&self) -> Result<()> {
+        match self.devices().map_err(|fault| *fault.kind) {
+            Err(FaultKind::NotAvailable { name }) => Err(not_available(name)),
+            _ if self.mode == "fast" => Err(not_available("--mode fast")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The devices that are asked for, in order; none where nobody asks.
+    pub(super) fn devices(&self) -> Result<Vec<Device>> {
+        self.device.iter().map(|text| Device::parse("--device", text)).collect()
+    }
+
+    /// Refuses a mode that does not exist.
+    pub(super) fn check_mode(&self) -> Result<()> {
+        match self.mode.as_str() {
+            "exact" => Ok(()),
+            other => {
+                let (flag, expected) = ("--mode", "exact or fast");
+                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: other.to_owned() }))
+            }
+        }
+    }
+}

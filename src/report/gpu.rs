@@ -1,0 +1,46 @@
+//! What a GPU did: proof that it was used.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Backend, Counts};
+
+/// What ran on a GPU since its model was loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GpuRun {
+    /// Operations that ran on the device.
+    pub dispatches: u64,
+    /// Operations that ran on the CPU instead.
+    pub fallbacks: u64,
+    /// The same for each operation and format of weights.
+    pub operations: Vec<GpuOperation>,
+}
+
+/// How often an operation ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GpuOperation {
+    /// The operation.
+    pub operation: String,
+    /// Format of the weights that take part.
+    pub format: Option<String>,
+    /// Runs on the device.
+    pub dispatches: u64,
+    /// Runs on the CPU instead.
+    pub fallbacks: u64,
+}
+
+impl GpuRun {
+    /// The counters of a backend.
+    pub fn of<B: Backend>(backend: &B) -> GpuRun {
+        let counters = backend.counters();
+        let Counts { dispatches, fallbacks, .. } = counters.total();
+        let operation =
+            |(&(operation, format), counts): (&(crate::backend::Operation, Option<&str>), &Counts)| GpuOperation {
+                operation: operation.name().to_owned(),
+                format: format.map(str::to_owned),
+                dispatches: counts.dispatches,
+                fallbacks: counts.fallbacks,
+            };
+        GpuRun { dispatches, fallbacks, operations: counters.0.iter().map(operation).collect() }
+    }
+}

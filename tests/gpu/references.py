@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Every reference of the fixtures on one device, through the command line.
+
+    tests/gpu/references.py COLICONV DEVICE      for one: target/release/coliconv cuda
+
+Converts the fixtures as their references want it, lets the device verify them, and fails unless every token is exact,
+every log-probability is within 1e-4 of the CPU's, generated text does not depend on the number of drafts, and the device
+was really used. Needs nothing but Python's standard library.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FIXTURES = Path(__file__).resolve().parent.parent.parent / "fixtures"
+LOGPROB_TOLERANCE = 1e-4
+
+
+def run(*command: object) -> dict:
+    """The JSON document that a command prints; its exit code beside it."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    try:
+        document = json.loads(done.stdout)
+    except ValueError:
+        sys.exit(f"{' '.join(map(str, command))}\nexit {done.returncode}\n{done.stdout}{done.stderr}")
+    return document | {"exit": done.returncode}
+
+
+def files_of(fixture: Path) -> dict[str, list[Path]]:
+    """Reference files by the container that they are for."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted((fixture / "expected").glob("*-*.json")):
+        what, _, rest = path.stem.partition("-")
+        name = rest.partition("-")[2] if what == "dsa" else rest
+        if what in ("tokens", "mtp", "dsa"):
+            files.setdefault(name, []).append(path)
+    return files
+
+
+def wrong_with(entry: dict, reference: dict) -> list[str]:
+    """What of a report's entry is not exact."""
+    wrong = []
+    if (forced := entry["teacher_forced"]) and forced["matched"] != forced["total"]:
+        wrong.append(f"teacher-forced {forced}")
+    if (greedy := entry["greedy"]) and greedy["matched"] != greedy["total"]:
+        wrong.append(f"greedy {greedy}")
+    if (drafts := entry["mtp"]) and (drafts["matched"], drafts["accepted"]) != (drafts["total"], reference["hits_over_greedy"]):
+        wrong.append(f"drafts {drafts}")
+    if (entry["max_abs_logprob_diff"] or 0) > LOGPROB_TOLERANCE:
+        wrong.append(f"log-probabilities {entry['max_abs_logprob_diff']}")
+    gpu = entry["gpu"]
+    if not gpu or not gpu["dispatches"] or gpu["fallbacks"]:
+        wrong.append(f"the device was not used: {gpu}")
+    return wrong
+
+
+def verified(coliconv: str, device: str, model: Path, references: list[Path]) -> list[str]:
+    """What is wrong with a model on the device."""
+    flags = [flag for path in references for flag in ("--reference", path)]
+    report = run(coliconv, "verify", model, "--device", device, "--json", *flags)
+    wrong = [] if report["exit"] == 0 else [f"exit {report['exit']}: {[c for c in report.get('checks', []) if c['status'] == 'fail']}"]
+    by_path = {str(path): json.loads(path.read_text()) for path in references}
+    for entry in report.get("tokens", []):
+        file = by_path[entry["reference"]]
+        reference = file.get("references", [file])[entry["number"]]
+        wrong += [f"{Path(entry['reference']).name} {entry['number']}: {what}" for what in wrong_with(entry, reference)]
+    print(f"  {len(report.get('tokens', []))} references, {len(wrong)} wrong", flush=True)
+    return wrong
+
+
+def beside_cpu(coliconv: str, device: str, model: Path, folder: Path, drafts: bool) -> list[str]:
+    """The CPU's own texts, and texts with any number of drafts."""
+    own = folder / "own.json"
+    own.unlink(missing_ok=True)
+    written = run(coliconv, "verify", model, "--json", "--write-reference", own)
+    wrong = [] if written["exit"] == 0 else [f"--write-reference: exit {written['exit']}"]
+    report = run(coliconv, "verify", model, "--device", device, "--json", "--reference", own)
+    apart = [entry["max_abs_logprob_diff"] for entry in report["tokens"]]
+    print(f"  log-probabilities within {max(filter(None, apart), default=None)} of the CPU's", flush=True)
+    wrong += [f"beside the CPU: {entry}" for entry in report["tokens"] if (entry["max_abs_logprob_diff"] or 0) > LOGPROB_TOLERANCE]
+    wrong += [] if report["exit"] == 0 else [f"beside the CPU: exit {report['exit']}"]
+    said = []
+    for count in range(0, 7) if drafts else [0]:
+        flags = ["--prompt", "In the beginning", "--max-tokens", 40, "--draft", count, "--json"]
+        said.append(run(coliconv, "generate", model, "--device", device, *flags))
+    said.append(run(coliconv, "generate", model, "--prompt", "In the beginning", "--max-tokens", 40, "--json"))
+    if any(one.get("ids") != said[0].get("ids") for one in said):
+        wrong.append(f"generated texts differ: {[one.get('ids') for one in said]}")
+    return wrong
+
+
+def main() -> None:
+    coliconv, device = sys.argv[1:]
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for fixture in (FIXTURES / "nano", FIXTURES / "tiny"):
+            flags = json.loads((fixture / "expected" / "bare.json").read_text())
+            for name, references in files_of(fixture).items():
+                print(f"{fixture.name} {name}", flush=True)
+                model = fixture
+                if name != "source":
+                    model = Path(folder) / f"{fixture.name}-{name}"
+                    made = run(coliconv, "convert", fixture, model, "--json", *flags[name]["flags"])
+                    if made["exit"] != 0:
+                        sys.exit(f"convert: {made}")
+                found = verified(coliconv, device, model, references)
+                has_head = name == "source" or "--mtp" in flags[name]["flags"]
+                found += beside_cpu(coliconv, device, model, Path(folder), has_head)
+                wrong += [f"{fixture.name} {name}: {what}" for what in found]
+    if wrong:
+        sys.exit("\n".join(wrong))
+    print(f"every reference is exact on {device}")
+
+
+if __name__ == "__main__":
+    main()
