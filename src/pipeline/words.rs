@@ -77,6 +77,7 @@ fn own_hint(finding: &Finding) -> Option<&'static str> {
         | "baseline-other"
         | "baseline-same-model"
         | "baseline-empty" => "leave `score.baseline` out: then the checkpoint is scored as the container is",
+        "base-model-unknown" => "set `publish.policy.card.base_model` to ORG/NAME of the source",
         "reference-of-itself" => {
             "give `verify.references` of another implementation or of the checkpoint, or set `verify.source` to true"
         }

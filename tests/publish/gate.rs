@@ -110,7 +110,7 @@ fn reports_that_show_too_little_are_refused() {
             |r| {
                 for entry in r["tokens"].as_array_mut().unwrap() {
                     (entry["device"], entry["backend"]) = (json!("cuda:0"), json!("cuda"));
-                    entry["gpu"] = json!({"dispatches": 0, "fallbacks": 9});
+                    entry["gpu"] = json!({"dispatches": 0, "fallbacks": 9, "operations": []});
                 }
             },
             "policy-missed",
