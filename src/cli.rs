@@ -206,7 +206,11 @@ pub(crate) fn tell(text: &str) {
 
 /// Tells why a command could not run; exit code 2.
 pub(crate) fn refuse(faults: &Faults, json: bool) -> ExitCode {
-    let findings: Vec<Finding> = faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect();
+    refuse_findings(faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect(), json)
+}
+
+/// The same of faults that are findings already.
+pub(crate) fn refuse_findings(findings: Vec<Finding>, json: bool) -> ExitCode {
     tell(&findings_text(&findings));
     if json {
         print_json(&Refusal { refused: findings });

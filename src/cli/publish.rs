@@ -109,8 +109,8 @@ fn steps_text(report: &PublishReport) -> String {
     let mut out = "\nto upload:\n".to_owned();
     for step in &report.steps {
         out += &format!("\n# {}\n{}\n", step.what, step.command);
-        if let Some(command) = &step.with_hub_2 {
-            out += &format!("# with huggingface_hub 2 or newer:\n# {command}\n");
+        if let Some(command) = &step.with_hub_1 {
+            out += &format!("# with huggingface_hub 0.34 to 1.x in its place:\n# {command}\n");
         }
     }
     out

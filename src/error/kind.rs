@@ -599,6 +599,13 @@ pub enum FaultKind {
     OtherModel { tensors: usize, container: Shape, source_shape: Option<Shape> },
     #[error("the tensors' checksums are {}, this program knows {expected}", escaped(found))]
     ChecksumUnknown { expected: &'static str, found: String },
+    #[error(
+        "the model was changed while it was verified: its {} was {}, now it is {}",
+        escaped(what),
+        escaped(expected),
+        escaped(found)
+    )]
+    ChangedMeanwhile { what: String, expected: String, found: String },
     #[error("the file exists")]
     FileExists,
     #[error("the file exists and is no report of this command")]
@@ -671,8 +678,30 @@ pub enum FaultKind {
     BaseModelUnknown,
     #[error("the file has {found} bytes; the Hub takes at most {limit}")]
     TooLargeForHub { limit: u64, found: u64 },
+    #[error("the file exists and is not a list of checksums that `coliconv publish` wrote")]
+    SumsForeign,
+    #[error("the pages cannot be written here: not a directory")]
+    PagesNotDirectory,
+    #[error("the name holds control characters or a backslash, so the file is not carried along")]
+    NameNotCarried,
+    #[error("`{key}` is false, and the source has {what}: the container is made without")]
+    PassLeftOut { key: &'static str, what: &'static str },
+    #[error(
+        "`{key}` is false, but the container has {what} of an earlier run: it stays, and is verified and published"
+    )]
+    PassStays { key: &'static str, what: &'static str },
+    #[error("the policy asks for no accepted drafts: whether the MTP head is of any use is not looked at")]
+    DraftsUnasked,
+    #[error("the directory lies within that of the {}, {}", what, escaped_whole(outer))]
+    NestedDirectory { what: &'static str, outer: String },
     #[error("the listing does not parse: {}", escaped_message(message))]
     ListingSyntax { message: String },
+    #[error(
+        "the listing has neither sizes nor hashes, of {} only the name; the first is {}",
+        if *files == 1 { "the one file".to_owned() } else { format!("all {files} files") },
+        escaped(name)
+    )]
+    ListingNames { files: usize, name: String },
     #[error("the repository has {found} bytes of this file, the container {expected}")]
     ListingSize { expected: u64, found: u64 },
     #[error("the {what} is {} in the repository, {expected} in the container", escaped(found))]

@@ -55,6 +55,9 @@ pub fn examine(container: &Path, has_mtp: bool, evidence: &Evidence, policy: &Po
     }
     checks.check(Level::Tokens.name(), faults, looked_at);
     checks.warn(&warnings);
+    if has_mtp && policy.verify.min_mtp_acceptance == 0.0 {
+        checks.warn(&[Fault::new(Place::file(container), FaultKind::DraftsUnasked)]);
+    }
     let sources: BTreeSet<&str> =
         evidence.verify.iter().filter_map(|told| told.report.source_model_sha256.as_deref()).collect();
     let (mut faults, looked_at) = scores(container, &evidence.score, &policy.score);
