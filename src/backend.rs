@@ -146,6 +146,15 @@ pub struct Mla {
     pub latent: usize,
 }
 
+impl Mla {
+    /// Panics unless the widths of queries and cached rows, and the shape of `kv_b`, are those of this attention.
+    fn check(&self, q: usize, cached: usize, kv_b: (usize, usize)) {
+        let &Mla { heads, nope, rope, value, latent } = self;
+        assert_eq!((q, cached), (heads * (nope + rope), latent + rope), "attention's rows");
+        assert_eq!(kv_b, (heads * (nope + value), latent), "kv_b");
+    }
+}
+
 /// Dimensions of a DSA indexer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dsa {
@@ -155,6 +164,13 @@ pub struct Dsa {
     pub width: usize,
     /// `index_topk`: positions that a row attends to, at most.
     pub topk: usize,
+}
+
+impl Dsa {
+    /// Panics unless the widths of queries, weights and keys are those of this indexer.
+    fn check(&self, q: usize, weights: usize, keys: usize) {
+        assert_eq!((q, weights, keys), (self.heads * self.width, self.heads, self.width), "an indexer's rows");
+    }
 }
 
 /// How experts are chosen.

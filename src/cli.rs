@@ -5,6 +5,7 @@
 
 mod bench;
 mod convert;
+mod devices;
 mod diff;
 mod generate;
 mod inspect;
@@ -59,6 +60,8 @@ enum Command {
     Publish(publish::Arguments),
     /// Convert, verify, score and publish, as a file says; goes on where an earlier run stopped
     Pipeline(pipeline::Arguments),
+    /// Tell what models can run on here, and why a device cannot be used
+    Devices(devices::Arguments),
     /// Measure how fast this machine does the work
     Bench(bench::Arguments),
     /// Print what lets a shell complete commands and flags
@@ -79,8 +82,6 @@ enum Later {
     Repair(Anything),
     /// Not available in this version
     Repack(Anything),
-    /// Not available in this version
-    Devices(Anything),
 }
 
 /// Any arguments: the command is refused before they are looked at.
@@ -96,7 +97,6 @@ impl Later {
         match self {
             Later::Repair(_) => "`coliconv repair`",
             Later::Repack(_) => "`coliconv repack`",
-            Later::Devices(_) => "`coliconv devices`",
         }
     }
 }
@@ -131,6 +131,7 @@ pub fn main() -> ExitCode {
         Command::Score(arguments) => ended(arguments.talk, score::run(&arguments)),
         Command::Publish(arguments) => ended(arguments.talk, publish::run(&arguments)),
         Command::Pipeline(arguments) => ended(arguments.talk, pipeline::run(&arguments)),
+        Command::Devices(arguments) => devices::run(&arguments),
         Command::Bench(arguments) => ended(arguments.talk, bench::run(&arguments)),
         Command::Completions(arguments) => shell::completions(&arguments, Cli::command()),
         Command::Man(arguments) => {
@@ -210,7 +211,11 @@ pub(crate) fn tell(text: &str) {
 
 /// Tells why a command could not run; exit code 2.
 pub(crate) fn refuse(faults: &Faults, json: bool) -> ExitCode {
-    let findings: Vec<Finding> = faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect();
+    refuse_findings(faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect(), json)
+}
+
+/// The same of faults that are findings already.
+pub(crate) fn refuse_findings(findings: Vec<Finding>, json: bool) -> ExitCode {
     tell(&findings_text(&findings));
     if json {
         print_json(&Refusal { refused: findings });

@@ -278,6 +278,18 @@ pub fn available_bytes() -> Option<u64> {
     proc_bytes("/proc/meminfo", "MemAvailable:")
 }
 
+/// Memory of the machine in bytes, where the system tells.
+pub fn memory_bytes() -> Option<u64> {
+    proc_bytes("/proc/meminfo", "MemTotal:")
+}
+
+/// The processor's name, where the system tells.
+pub fn cpu_name() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
 /// A line of a file of the Linux kernel that counts kB.
 fn proc_bytes(path: &str, key: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;

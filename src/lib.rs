@@ -21,6 +21,7 @@ pub mod config;
 pub mod container;
 pub mod convert;
 pub mod dequantize;
+pub mod devices;
 pub mod diff;
 pub mod error;
 pub mod experts;

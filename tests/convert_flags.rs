@@ -166,7 +166,7 @@ fn what_is_not_there_yet_is_refused_by_name() {
         assert!(said.starts_with(&format!("error: {}", flags[0])), "{said}");
         assert!(said.ends_with("is not available in this version\n"), "{said}");
     }
-    for command in ["repair", "repack", "devices"] {
+    for command in ["repair", "repack"] {
         let output = coliconv().args([command, "a", "--level", "payload", "--help"]).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let expected = format!("error: `coliconv {command}` is not available in this version\n");

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use coliconv::container::manifest::Manifest;
 use coliconv::recipe::Settings;
-use coliconv::report::ConvertDocument;
 use coliconv::report::inspect::InspectDocument;
+use coliconv::report::{ConvertDocument, DevicesReport};
 use jsonschema::Validator;
 use schemars::{JsonSchema, schema_for};
 use serde_json::{Value, json};
@@ -125,4 +125,12 @@ fn recipes() {
         let read = Settings::parse(Path::new("recipe.json"), recipe.to_string().as_bytes());
         assert_eq!(read.is_ok(), good, "{recipe}");
     }
+}
+
+#[test]
+fn reports_of_devices() {
+    let validator = schema::<DevicesReport>("devices");
+    let output = assert_cmd::Command::cargo_bin("coliconv").unwrap().args(["devices", "--json"]).output().unwrap();
+    assert!(output.status.success());
+    check(&validator, &serde_json::from_slice(&output.stdout).unwrap());
 }

@@ -25,7 +25,10 @@ impl Present {
             Ok(found) => {
                 let real = found.iter().any(|found| found.missing.is_none() && found.kind != vulkan::Kind::Software);
                 let wanted = |found: &&vulkan::Adapter| !real || found.kind != vulkan::Kind::Software;
-                found.iter().filter(wanted).for_each(|found| present.add(Device::Vulkan(found.ordinal), found.usable()));
+                found
+                    .iter()
+                    .filter(wanted)
+                    .for_each(|found| present.add(Device::Vulkan(found.ordinal), found.usable()));
             }
             Err(fault) => present.unused.push((vulkan::NAME.to_owned(), fault)),
         }

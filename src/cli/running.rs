@@ -15,7 +15,7 @@ pub(super) struct Running {
     /// How sums are formed
     #[arg(long, value_name = "MODE", default_value = "exact")]
     mode: String,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     pub(super) threads: usize,
     /// Memory for the model, for one 16G [default: what is available]

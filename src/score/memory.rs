@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::experts;
 use crate::limits;
-use crate::model::memory::{Needs, fits_gpu, share};
+use crate::model::memory::{Needs, fits_gpu, gpu_positions, share};
 
 /// What a run on the CPU does with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64
 /// Refuses models that a GPU has no room for.
 pub(super) fn check_gpu(models: &[(&Path, &Config)], longest: u64, memory: Option<u64>, device: Device) -> Result<()> {
     let rows = limits::BATCH_ROWS;
-    let positions = (limits::WAITING_BATCHES * rows) as u64 + longest;
+    let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
     let needs: Vec<Needs> =
         models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
     match device {

@@ -107,7 +107,7 @@ impl Job<'_> {
         // A GPU goes on by itself: nothing here knows what takes its time.
         let shares = (tokens > 0 && !device.is_gpu()).then(|| shares(&backend.counters(), waited, scoring_seconds));
         let probes = probe.then(|| self.probes(&own, model)).transpose()?;
-        let experts = backend.expert_counters().map(Experts::from);
+        let experts = backend.expert_counters();
         let gpu = device.is_gpu().then(|| GpuRun::of(backend));
         Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares, experts, gpu })
     }

@@ -10,7 +10,7 @@ mod source;
 
 use std::path::{Path, PathBuf};
 
-use super::{Stage, counted};
+use super::Stage;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::{Device as Gpu, Injection};
 use crate::backend::gpu::driver::Driver;
@@ -18,7 +18,7 @@ use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::backend::{cuda, vulkan};
 use crate::container::reader::Found;
-use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
 use crate::io::write_whole;
 use crate::isa::Isa;
 use crate::model::Model;
@@ -30,6 +30,7 @@ use crate::weights::Weights;
 
 pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
+pub use prepare::positions;
 pub(super) use source::SourceShare;
 
 pub(super) use prepare::{Prepared, prepare};
@@ -134,7 +135,11 @@ pub(super) fn run(
     }
     let mut outcome = Outcome::default();
     if !options.unused.is_empty() && part.has(0) {
-        outcome.stage.check("devices", unused(subject, options), &devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", "));
+        outcome.stage.check(
+            "devices",
+            unused(subject, options),
+            &devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", "),
+        );
     }
     let forward = ran.iter_mut().flat_map(|ran| std::mem::take(&mut ran.forward.0)).collect();
     let looked_at: Vec<&str> = ran.iter().map(|ran| &*ran.forward.1).collect();
@@ -290,7 +295,7 @@ impl Work<'_> {
             }
             None => {}
         }
-        level.outcome.experts = backend.expert_counters().map(Experts::from);
+        level.outcome.experts = backend.expert_counters();
         Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
     }
 }

@@ -64,10 +64,6 @@ macro_rules! api {
         }
 
         impl Api {
-            /// Names of all functions.
-            #[cfg(test)]
-            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
-
             /// Looks up every function of a library that stays loaded.
             fn of(library: &'static libloading::Library) -> Result<Api> {
                 Ok(Api {

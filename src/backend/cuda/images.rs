@@ -61,6 +61,11 @@ impl Code {
     }
 }
 
+/// The code of most kernels for a device of that architecture; `None` if it is too old.
+pub fn code(architecture: u32) -> Option<Code> {
+    IMAGES.first()?.code(architecture, Prefer::default())
+}
+
 /// The image that holds a kernel.
 pub fn holding(kernel: Kernel) -> Option<&'static Image> {
     let function = kernel.function();

@@ -1,0 +1,155 @@
+//! The CUDA backend through the command line, on an emulated driver; and what users are told where something is wrong.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use coliconv::backend::cuda::Cuda;
+use coliconv::backend::gpu::driver::{Driver, Launch};
+use coliconv::backend::gpu::kernels::{Kernel, Name};
+use serde_json::Value;
+use support::emulated_cuda::{coliconv, folder, with_wrong_kernels, without_a_function};
+
+fn nano() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/nano")
+}
+
+/// What `verify` on a GPU says, with the driver of a folder; it must not run.
+fn refused(folder: &Path, device: &str, settings: &[(&str, &str)]) -> String {
+    let mut command = coliconv(folder, settings);
+    let arguments = ["--quiet", "--level", "tokens", "--device", device];
+    let output = command.arg("verify").arg(nano()).args(arguments).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}{}", String::from_utf8_lossy(&output.stdout));
+    said
+}
+
+#[test]
+fn every_failure_is_told() {
+    let mut told = String::new();
+    for (setting, value) in [
+        ("FAIL", "cuInit=100"),
+        ("FAIL", "cuInit=803"),
+        ("FAIL", "cuInit=12345"),
+        ("FAIL", "cuDeviceGetCount=3"),
+        ("FAIL", "cuDevicePrimaryCtxRetain=46"),
+        ("FAIL", "cuStreamCreate=2"),
+        ("FAIL", "cuMemAllocHost_v2=2@2"),
+        ("FAIL", "cuEventCreate=999"),
+        ("FAIL", "cuMemAlloc_v2=2@5"),
+        ("FAIL", "cuMemAlloc_v2=1@5"),
+        ("FAIL", "cuMemcpyHtoDAsync_v2=1@3"),
+        ("FAIL", "cuModuleLoadData=222"),
+        ("FAIL", "cuModuleGetFunction=500"),
+        ("FAIL", "cuLaunchKernel=1"),
+        ("FAIL", "cuLaunchKernel=719@4"),
+        ("FAIL", "cuStreamSynchronize=700@2"),
+        ("FAIL", "cuStreamSynchronize=12345@2"),
+        ("CAPABILITY", "70"),
+        ("MEMORY", "100000"),
+        ("DEVICES", "0"),
+    ] {
+        let said = refused(folder(), "cuda", &[(&format!("EMULATED_CUDA_{setting}"), value)]);
+        told += &format!("## {setting} {value}\n{said}\n");
+    }
+    told += &format!("## cuda:3\n{}\n", refused(folder(), "cuda:3", &[("EMULATED_CUDA_DEVICES", "2")]));
+    told += &format!("## a function is missing\n{}\n", refused(&without_a_function(), "cuda", &[]));
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn a_library_that_does_not_load_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    // In the place of a driver that the machine may have.
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        fs::write(dir.path().join(name), "not a library").unwrap();
+    }
+    let said = refused(dir.path(), "cuda", &[]);
+    let expected = "error: CUDA cannot be used: no library libcuda.so.1 can be loaded: ";
+    assert!(said.starts_with(expected) && said.contains("\nhint: install NVIDIA's driver"), "{said}");
+    let report = devices(dir.path(), &[]);
+    assert_eq!(report["apis"][0]["unusable"]["kind"], "gpu-library");
+    assert_eq!(report["apis"][0]["devices"].as_array().unwrap().len(), 0);
+}
+
+fn devices(folder: &Path, settings: &[(&str, &str)]) -> Value {
+    let output = coliconv(folder, settings).args(["devices", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn devices_are_listed() {
+    let mut told = String::new();
+    for settings in [
+        &[("EMULATED_CUDA_DEVICES", "2")][..],
+        &[("EMULATED_CUDA_CAPABILITY", "87")],
+        &[("EMULATED_CUDA_CAPABILITY", "110")],
+        &[("EMULATED_CUDA_CAPABILITY", "61")],
+        &[("EMULATED_CUDA_FAIL", "cuDevicePrimaryCtxRetain=2")],
+        &[("EMULATED_CUDA_DEVICES", "0")],
+    ] {
+        let output = coliconv(folder(), settings).arg("devices").output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let (cpu, gpus) = text.split_at(text.find("cuda").unwrap());
+        assert!(cpu.starts_with("cpu: "), "{cpu}");
+        told += &format!("## {settings:?}\n{gpus}\n");
+    }
+    insta::assert_snapshot!(told);
+    let report = devices(folder(), &[("EMULATED_CUDA_MEMORY", "8000000000")]);
+    let gpu = &report["apis"][0]["devices"][0];
+    assert_eq!((gpu["memory_bytes"].as_u64(), gpu["free_bytes"].as_u64()), (Some(8_000_000_000), Some(8_000_000_000)));
+    assert_eq!((gpu["kernels"].as_str(), gpu["unusable"].is_null()), (Some("sm_90"), true));
+}
+
+/// What the emulation must notice, it does: else the tests that run on it would prove less than they say.
+#[test]
+fn wrong_kernels_are_noticed() {
+    // SAFETY: the library is made by the tests, and has nothing that runs when it is loaded but its lists of kernels.
+    std::mem::forget(unsafe { libloading::Library::new(with_wrong_kernels().join("libcuda.so")) }.unwrap());
+    let device = "Emulated GPU (cuda:0, driver of CUDA 12.2)";
+    for (what, code) in [
+        (0, None),
+        (1, Some("CUDA_ERROR_ILLEGAL_ADDRESS (700)")),
+        (2, Some("CUDA_ERROR_LAUNCH_FAILED (719)")),
+        (3, Some("CUDA_ERROR_LAUNCH_FAILED (719)")),
+        (4, Some("CUDA_ERROR_MISALIGNED_ADDRESS (716)")),
+        (5, Some("CUDA_ERROR_MISALIGNED_ADDRESS (716)")),
+    ] {
+        let cuda = Cuda::open(0).unwrap();
+        let floats = 2f32.to_le_bytes().repeat(256);
+        let [x, y] = [0, 1].map(|_| cuda.allocate(1024, "a test").unwrap());
+        cuda.write(&y, 0, &floats).unwrap();
+        let launch =
+            Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[what] };
+        cuda.launch(&launch).unwrap();
+        let mut back = vec![0; 1024];
+        let said = cuda.read(&x, 0, &mut back);
+        match code {
+            None => assert!(said.is_ok() && back == 34f32.to_le_bytes().repeat(256), "{said:?}"),
+            Some(code) => assert_eq!(
+                said.unwrap_err().to_string(),
+                format!(
+                    "{device}: cannot compute: cuStreamSynchronize says {code}, which may come from the kernel add, \
+                     started before"
+                ),
+                "{what}"
+            ),
+        }
+    }
+    // Memory that nobody wrote is no number.
+    let cuda = Cuda::open(0).unwrap();
+    let [x, y] = [0, 1].map(|_| cuda.allocate(1024, "a test").unwrap());
+    let mut back = vec![0; 1024];
+    cuda.read(&y, 0, &mut back).unwrap();
+    assert!(back.iter().all(|&byte| byte == 0xff));
+    cuda.launch(&Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[9] })
+        .unwrap();
+    back.fill(0);
+    cuda.read(&x, 0, &mut back).unwrap();
+    assert!(back.iter().all(|&byte| byte == 0xff));
+}

@@ -1,0 +1,432 @@
+// The functions of NVIDIA's driver that coliconv calls, on the CPU: for tests where there is no GPU.
+//
+// What is asked of a stream is done when somebody waits for it and no sooner, so that a caller who changes what is still to be
+// copied is found out. Every buffer ends at a page that nobody may touch; new memory holds 0xff. By the environment:
+//
+//     EMULATED_CUDA_DEVICES=1             how many GPUs there are
+//     EMULATED_CUDA_CAPABILITY=90         their compute capability
+//     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each
+//     EMULATED_CUDA_FAIL=NAME=CODE@N,…    the N-th call of a function gives that code
+//     EMULATED_CUDA_ORDER=backwards       threads of a block take turns from the last to the first
+//     EMULATED_CUDA_LOG=FILE              a line for each kernel that was run
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "launch.h"
+
+#ifdef COLICONV_WITHOUT
+#define LEFT_OUT_cuEventRecord [[maybe_unused]] static
+#else
+#define LEFT_OUT_cuEventRecord extern "C" __attribute__((visibility("default")))
+#endif
+#define API extern "C" __attribute__((visibility("default"))) unsigned
+
+namespace emulated {
+
+static const Registered* first_kernel;
+
+Registered::Registered(const char* its_name, unsigned its_threads, Call* (*its_call)(void**))
+    : name(its_name), threads(its_threads), call(its_call), next(first_kernel) {
+    first_kernel = this;
+}
+
+}  // namespace emulated
+
+namespace {
+
+enum Code : unsigned {
+    Success = 0,
+    InvalidValue = 1,
+    OutOfMemory = 2,
+    NotInitialized = 3,
+    NoDevice = 100,
+    InvalidDevice = 101,
+    InvalidImage = 200,
+    InvalidContext = 201,
+    InvalidHandle = 400,
+    NotFound = 500,
+    IllegalAddress = 700,
+    LaunchOutOfResources = 701,
+    LaunchFailed = 719,
+};
+
+const std::map<unsigned, const char*> NAMES = {
+    {0, "CUDA_SUCCESS"},
+    {1, "CUDA_ERROR_INVALID_VALUE"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+    {3, "CUDA_ERROR_NOT_INITIALIZED"},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+    {100, "CUDA_ERROR_NO_DEVICE"},
+    {101, "CUDA_ERROR_INVALID_DEVICE"},
+    {200, "CUDA_ERROR_INVALID_IMAGE"},
+    {201, "CUDA_ERROR_INVALID_CONTEXT"},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+    {218, "CUDA_ERROR_INVALID_PTX"},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
+    {400, "CUDA_ERROR_INVALID_HANDLE"},
+    {500, "CUDA_ERROR_NOT_FOUND"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+    {999, "CUDA_ERROR_UNKNOWN"},
+};
+
+struct Memory {
+    size_t bytes;
+    void* mapped;
+    size_t mapped_bytes;
+};
+
+struct Event {
+    size_t recorded = 0;  // how many tasks of the stream come before
+};
+
+struct Module {
+    bool ptx;
+};
+
+struct Device {
+    int contexts = 0;
+};
+
+std::recursive_mutex everything;
+bool initialized;
+std::map<uintptr_t, Memory> memory;
+std::set<void*> host_memory, streams;
+std::set<Event*> events;
+std::set<Module*> modules;
+std::deque<std::function<void()>> tasks;  // not done yet
+size_t tasks_done, tasks_asked;           // of all that ever were
+unsigned broken;  // an error that stays
+Device devices[16];
+thread_local Device* entered;
+
+long long environment(const char* name, long long otherwise) {
+    const char* text = getenv(name);
+    return text && *text ? atoll(text) : otherwise;
+}
+
+// The code that a call of a function is to give, by EMULATED_CUDA_FAIL.
+unsigned failing(const char* function) {
+    static std::map<std::string, long> calls;
+    const char* text = getenv("EMULATED_CUDA_FAIL");
+    const long call = ++calls[function];
+    for (std::string rest = text ? text : ""; !rest.empty();) {
+        const size_t comma = rest.find(',');
+        const std::string one = rest.substr(0, comma);
+        rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
+        const size_t equals = one.find('='), at = one.find('@');
+        if (equals == std::string::npos || one.substr(0, equals) != function) continue;
+        if (at == std::string::npos || atol(one.c_str() + at + 1) == call) return atol(one.c_str() + equals + 1);
+    }
+    return Success;
+}
+
+#define BEGIN(function)                                       \
+    std::lock_guard<std::recursive_mutex> lock(everything);   \
+    if (unsigned code = failing(#function)) return code;      \
+    if (!initialized) return NotInitialized;
+#define BEGIN_IN_CONTEXT(function)                            \
+    BEGIN(function)                                           \
+    if (!entered || entered->contexts == 0) return InvalidContext; \
+    if (broken) return broken;
+
+// Does what was asked for, up to a task.
+unsigned work(size_t until) {
+    while (tasks_done < until && !broken) {
+        const auto task = std::move(tasks.front());
+        tasks.pop_front();
+        tasks_done++;
+        task();
+    }
+    return broken;
+}
+
+void ask(std::function<void()> task) {
+    tasks.push_back(std::move(task));
+    tasks_asked++;
+}
+
+// Whether memory of the device has all these bytes.
+bool inside(uint64_t address, size_t bytes) {
+    auto found = memory.upper_bound(address);
+    if (found == memory.begin()) return false;
+    --found;
+    return address + bytes <= found->first + found->second.bytes;
+}
+
+size_t used() {
+    size_t sum = 0;
+    for (const auto& one : memory) sum += one.second.bytes;
+    return sum;
+}
+
+int device_count() { return (int)environment("EMULATED_CUDA_DEVICES", 1); }
+size_t memory_bytes() { return environment("EMULATED_CUDA_MEMORY", 4LL << 30); }
+
+}  // namespace
+
+API cuInit(unsigned flags) {
+    std::lock_guard<std::recursive_mutex> lock(everything);
+    if (unsigned code = failing("cuInit")) return code;
+    if (flags) return InvalidValue;
+    if (device_count() == 0) return NoDevice;
+    initialized = true;
+    return Success;
+}
+
+API cuDriverGetVersion(int* version) {
+    *version = 12020;
+    return failing("cuDriverGetVersion");
+}
+
+API cuGetErrorName(unsigned code, const char** name) {
+    const auto found = NAMES.find(code);
+    *name = found == NAMES.end() ? nullptr : found->second;
+    return found == NAMES.end() ? InvalidValue : Success;
+}
+
+API cuDeviceGetCount(int* count) {
+    BEGIN(cuDeviceGetCount)
+    *count = device_count();
+    return Success;
+}
+
+API cuDeviceGet(int* device, int ordinal) {
+    BEGIN(cuDeviceGet)
+    if (ordinal < 0 || ordinal >= device_count()) return InvalidDevice;
+    *device = ordinal;
+    return Success;
+}
+
+API cuDeviceGetName(char* name, int bytes, int device) {
+    BEGIN(cuDeviceGetName)
+    if (device < 0 || device >= device_count()) return InvalidDevice;
+    snprintf(name, bytes, "Emulated GPU");
+    return Success;
+}
+
+API cuDeviceGetAttribute(int* value, int attribute, int device) {
+    BEGIN(cuDeviceGetAttribute)
+    if (device < 0 || device >= device_count()) return InvalidDevice;
+    const int capability = (int)environment("EMULATED_CUDA_CAPABILITY", 90);
+    switch (attribute) {
+        case 5: *value = 0x7fffffff; return Success;
+        case 6: case 7: *value = 65535; return Success;
+        case 75: *value = capability / 10; return Success;
+        case 76: *value = capability % 10; return Success;
+        default: return InvalidValue;
+    }
+}
+
+API cuDeviceTotalMem_v2(size_t* bytes, int device) {
+    BEGIN(cuDeviceTotalMem_v2)
+    if (device < 0 || device >= device_count()) return InvalidDevice;
+    *bytes = memory_bytes();
+    return Success;
+}
+
+API cuDevicePrimaryCtxRetain(void** context, int device) {
+    BEGIN(cuDevicePrimaryCtxRetain)
+    if (device < 0 || device >= device_count() || device >= 16) return InvalidDevice;
+    devices[device].contexts++;
+    *context = &devices[device];
+    return Success;
+}
+
+API cuDevicePrimaryCtxRelease_v2(int device) {
+    BEGIN(cuDevicePrimaryCtxRelease_v2)
+    if (device < 0 || device >= device_count() || devices[device].contexts == 0) return InvalidContext;
+    if (--devices[device].contexts == 0) {
+        // what went wrong in a context ends with it
+        broken = Success;
+        tasks_done += tasks.size();
+        tasks.clear();
+    }
+    return Success;
+}
+
+API cuCtxSetCurrent(void* context) {
+    BEGIN(cuCtxSetCurrent)
+    entered = (Device*)context;
+    return Success;
+}
+
+API cuMemGetInfo_v2(size_t* available, size_t* total) {
+    BEGIN_IN_CONTEXT(cuMemGetInfo_v2)
+    *total = memory_bytes();
+    *available = *total - used();
+    return Success;
+}
+
+API cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+    BEGIN_IN_CONTEXT(cuMemAlloc_v2)
+    if (bytes == 0) return InvalidValue;
+    if (bytes > memory_bytes() - used()) return OutOfMemory;
+    const size_t page = sysconf(_SC_PAGESIZE), aligned = (bytes + 15) / 16 * 16;
+    const size_t inner = (aligned + page - 1) / page * page, mapped = inner + 2 * page;
+    char* at = (char*)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED || mprotect(at + page, inner, PROT_READ | PROT_WRITE)) return OutOfMemory;
+    char* begin = at + page + inner - aligned;
+    memset(begin, 0xff, aligned);
+    *address = (uint64_t)begin;
+    memory[*address] = {bytes, at, mapped};
+    return Success;
+}
+
+API cuMemFree_v2(uint64_t address) {
+    BEGIN(cuMemFree_v2)
+    const auto found = memory.find(address);
+    if (found == memory.end()) return InvalidValue;
+    work(tasks_asked);
+    munmap(found->second.mapped, found->second.mapped_bytes);
+    memory.erase(found);
+    return broken;
+}
+
+API cuMemAllocHost_v2(void** host, size_t bytes) {
+    BEGIN_IN_CONTEXT(cuMemAllocHost_v2)
+    *host = malloc(bytes);
+    host_memory.insert(*host);
+    return *host ? Success : OutOfMemory;
+}
+
+API cuMemFreeHost(void* host) {
+    BEGIN(cuMemFreeHost)
+    if (!host_memory.erase(host)) return InvalidValue;
+    free(host);
+    return Success;
+}
+
+API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+    BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
+    if (!streams.count(stream)) return InvalidHandle;
+    if (!inside(to, bytes)) return InvalidValue;
+    ask([=] { memcpy((void*)to, from, bytes); });
+    return Success;
+}
+
+API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+    BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
+    if (!streams.count(stream)) return InvalidHandle;
+    if (!inside(from, bytes)) return InvalidValue;
+    ask([=] { memcpy(to, (void*)from, bytes); });
+    return Success;
+}
+
+API cuStreamCreate(void** stream, unsigned flags) {
+    BEGIN_IN_CONTEXT(cuStreamCreate)
+    if (flags > 1) return InvalidValue;
+    *stream = malloc(1);
+    streams.insert(*stream);
+    return Success;
+}
+
+API cuStreamDestroy_v2(void* stream) {
+    BEGIN(cuStreamDestroy_v2)
+    if (!streams.erase(stream)) return InvalidHandle;
+    free(stream);
+    return Success;
+}
+
+API cuStreamSynchronize(void* stream) {
+    BEGIN_IN_CONTEXT(cuStreamSynchronize)
+    if (!streams.count(stream)) return InvalidHandle;
+    return work(tasks_asked);
+}
+
+API cuEventCreate(void** event, unsigned) {
+    BEGIN_IN_CONTEXT(cuEventCreate)
+    Event* made = new Event;
+    events.insert(made);
+    *event = made;
+    return Success;
+}
+
+API cuEventDestroy_v2(void* event) {
+    BEGIN(cuEventDestroy_v2)
+    if (!events.erase((Event*)event)) return InvalidHandle;
+    delete (Event*)event;
+    return Success;
+}
+
+LEFT_OUT_cuEventRecord unsigned cuEventRecord(void* event, void* stream) {
+    BEGIN_IN_CONTEXT(cuEventRecord)
+    if (!events.count((Event*)event) || !streams.count(stream)) return InvalidHandle;
+    ((Event*)event)->recorded = tasks_asked;
+    return Success;
+}
+
+API cuEventSynchronize(void* event) {
+    BEGIN_IN_CONTEXT(cuEventSynchronize)
+    if (!events.count((Event*)event)) return InvalidHandle;
+    return work(((Event*)event)->recorded);
+}
+
+API cuModuleLoadData(void** module, const void* image) {
+    BEGIN_IN_CONTEXT(cuModuleLoadData)
+    const char* bytes = (const char*)image;
+    // machine code is ELF; PTX is text with a version, which begins with a comment as compilers write it
+    const bool ptx = !memcmp(bytes, "//", 2);
+    if (!ptx && memcmp(bytes, "\177ELF", 4)) return InvalidImage;
+    if (ptx && !strstr(bytes, "\n.version ")) return 218;
+    Module* made = new Module{ptx};
+    modules.insert(made);
+    *module = made;
+    return Success;
+}
+
+API cuModuleUnload(void* module) {
+    BEGIN(cuModuleUnload)
+    if (!modules.erase((Module*)module)) return InvalidHandle;
+    delete (Module*)module;
+    return Success;
+}
+
+API cuModuleGetFunction(void** function, void* module, const char* name) {
+    BEGIN_IN_CONTEXT(cuModuleGetFunction)
+    if (!modules.count((Module*)module)) return InvalidHandle;
+    for (const emulated::Registered* kernel = emulated::first_kernel; kernel; kernel = kernel->next)
+        if (!strcmp(kernel->name, name)) {
+            *function = (void*)kernel;
+            return Success;
+        }
+    return NotFound;
+}
+
+API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                   unsigned block_z, unsigned shared, void* stream, void** parameters, void** extra) {
+    BEGIN_IN_CONTEXT(cuLaunchKernel)
+    if (!function || !streams.count(stream) || extra) return InvalidHandle;
+    const emulated::Registered& kernel = *(const emulated::Registered*)function;
+    if (!grid_x || !grid_y || !grid_z || grid_x > 0x7fffffff || grid_y > 65535 || grid_z > 65535) return InvalidValue;
+    // kernels are written for one size of groups: less would leave work undone
+    if (block_x != kernel.threads || block_y != 1 || block_z != 1 || shared) return LaunchOutOfResources;
+    // the parameters are copied now, as the driver does
+    emulated::Call* call = kernel.call(parameters);
+    const emulated::Index groups = {grid_x, grid_y, grid_z};
+    ask([&kernel, groups, call] {
+        const char* why = nullptr;
+        broken = emulated::run(kernel, groups, *call, &why);
+        delete call;
+        if (why) fprintf(stderr, "emulated GPU: kernel %s: %s\n", kernel.name, why);
+        if (const char* path = getenv("EMULATED_CUDA_LOG"))
+            if (FILE* log = fopen(path, "a")) {
+                fprintf(log, "%s\n", kernel.name);
+                fclose(log);
+            }
+    });
+    return Success;
+}
