@@ -18,12 +18,14 @@ pub mod cpu;
 pub mod cuda;
 pub mod gpu;
 mod places;
+mod present;
 pub mod reference;
 #[cfg(test)]
 pub(crate) mod samples;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tolerances;
+pub mod vulkan;
 
 use std::fmt;
 use std::ops::Range;
@@ -34,6 +36,7 @@ use crate::roles::Projection;
 use crate::weights::{Located, Matrix};
 
 pub use places::{Places, Seen};
+pub use present::Present;
 pub use tally::{Counters, Counts, Operation, Tally};
 
 /// Where a model runs.
@@ -45,6 +48,8 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of that number, in the driver's order.
     Cuda(usize),
+    /// The device of that number that Vulkan shows, in the order of [`vulkan::list`].
+    Vulkan(usize),
 }
 
 impl Device {
@@ -58,7 +63,7 @@ impl Device {
             "cuda" if number.is_some() => return Ok(Device::Cuda(number.unwrap_or_default())),
             "reference" if text == "reference" => return Ok(Device::Reference),
             "cpu" if text == "cpu" => return Ok(Device::Cpu),
-            "vulkan" => FaultKind::NotAvailable { name: "--device vulkan" },
+            "vulkan" if number.is_some() => return Ok(Device::Vulkan(number.unwrap_or_default())),
             _ => FaultKind::FlagValue { flag, expected, found: text.to_owned() },
         };
         Err(Fault::new(Place::default(), kind))
@@ -77,6 +82,8 @@ impl fmt::Display for Device {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(0) => f.write_str("cuda"),
             Device::Cuda(number) => write!(f, "cuda:{number}"),
+            Device::Vulkan(0) => f.write_str("vulkan"),
+            Device::Vulkan(number) => write!(f, "vulkan:{number}"),
         }
     }
 }

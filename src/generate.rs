@@ -7,9 +7,9 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::backend::cuda;
 use crate::backend::reference::{Reference as Plain, spare_rows};
 use crate::backend::{Backend, Device};
+use crate::backend::{cuda, vulkan};
 use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
 use crate::container::manifest::Manifest;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -134,17 +134,21 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
             None
         }
         Device::Cpu => Some(memory::cpu(path, config, positions, options.memory).map_err(too_large)?),
-        Device::Cuda(_) => None,
+        Device::Cuda(_) | Device::Vulkan(_) => None,
     };
-    let cuda = match options.device {
+    let needs = || [Needs::of(path, config, memory::gpu_positions(positions), CHUNK_ROWS as u64)];
+    let (mut cuda, mut vulkan) = (None, None);
+    match options.device {
         Device::Cuda(number) => {
-            let gpu = cuda::backend(number, None)?;
-            let needs = [Needs::of(path, config, memory::gpu_positions(positions), CHUNK_ROWS as u64)];
-            memory::fits_gpu(&needs, gpu.gpu(), options.memory).map_err(too_large)?;
-            Some(gpu)
+            let gpu = cuda.insert(cuda::backend(number, None)?);
+            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
         }
-        _ => None,
-    };
+        Device::Vulkan(number) => {
+            let gpu = vulkan.insert(vulkan::backend(number, None)?);
+            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
+        }
+        Device::Reference | Device::Cpu => {}
+    }
     let stop_ids = match options.stop_at_ids {
         true => stop_ids(path, config)?,
         false => Vec::new(),
@@ -156,9 +160,10 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
     let pool = threads::pool(options.threads, path)?;
     let run =
         Run { path, options, weights, tokenizer: &tokenizer, prompt: &ids, stop_ids: &stop_ids, max_tokens, watch };
-    let said = pool.install(|| match (&cpu, &cuda) {
-        (Some(cpu), _) => run.on(cpu, started),
-        (_, Some(gpu)) => run.on(gpu, started),
+    let said = pool.install(|| match (&cpu, &cuda, &vulkan) {
+        (Some(cpu), _, _) => run.on(cpu, started),
+        (_, Some(gpu), _) => run.on(gpu, started),
+        (_, _, Some(gpu)) => run.on(gpu, started),
         _ => run.on(&Plain::default(), started),
     })?;
     let mut report = run.report(said, stored.kind().name(), prompt, started);

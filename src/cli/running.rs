@@ -9,7 +9,7 @@ use crate::error::{Fault, FaultKind, Place, Result};
 /// Flags of `generate`, `score` and `verify` alike.
 #[derive(Debug, Args)]
 pub(super) struct Running {
-    /// Where to compute: reference, cpu, or cuda[:N] [default: cpu]
+    /// Where to compute: reference, cpu, cuda[:N] or vulkan[:N] [default: cpu]
     #[arg(long, value_name = "D", action = ArgAction::Set, num_args = 1)]
     device: Vec<String>,
     /// How sums are formed

@@ -420,6 +420,8 @@ pub enum FaultKind {
     GpuGroups { kernel: String, found: u32, limit: u32 },
     #[error("{what} are {found}, a GPU computes at most {limit}")]
     GpuDimension { what: &'static str, found: usize, limit: usize },
+    #[error("{device} is not used: {}", escaped_message(reason))]
+    DeviceUnused { device: String, reason: String },
     #[error("no fault was made: launch {launch} was to be wrong, there were {launches}")]
     GpuNotInjected { launch: u64, launches: u64 },
     #[error("launch {launch}, {kernel}, was made to fail")]
@@ -728,6 +730,14 @@ pub enum FaultKind {
     GpuCall { device: String, doing: String, call: &'static str, code: String, launched: Option<(u64, String)> },
     #[error("{}: no memory for {purpose}: {wanted} bytes are wanted, {free} of {total} are free", escaped(device))]
     GpuMemory { device: String, purpose: String, wanted: u64, free: u64, total: u64 },
+    #[error("{api} cannot be used: {}", escaped_message(reason))]
+    GpuApi { api: &'static str, reason: String },
+    #[error("{} cannot be used: {what}: expected at least {expected}, found {found}", escaped(device))]
+    GpuLacks { device: String, what: &'static str, expected: String, found: String },
+    #[error("{}: cannot {doing} within {seconds} s", escaped(device))]
+    GpuTimeout { device: String, doing: String, seconds: u64 },
+    #[error("{}: cannot {doing}: the validation layers say: {}", escaped(device), escaped_message(message))]
+    GpuValidation { device: String, doing: String, message: String },
     #[error("{}: no kernel {kernel} was made for it", escaped(device))]
     GpuKernel { device: String, kernel: String },
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
-use crate::backend::{Device, cuda};
+use crate::backend::{Device, cuda, vulkan};
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
@@ -122,12 +122,15 @@ fn fits(
         prepared.cpu = share(&needs, options.memory)?;
     }
     for device in devices {
-        let Device::Cuda(number) = device else { continue };
         let directories = std::iter::once(directory).chain(source);
         let positions = gpu_positions(positions_of(prepared));
         let needs: Vec<Needs> =
             directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
-        fits_gpu(&needs, cuda::backend(number, None)?.gpu(), options.memory)?;
+        match device {
+            Device::Reference | Device::Cpu => {}
+            Device::Cuda(number) => fits_gpu(&needs, cuda::backend(number, None)?.gpu(), options.memory)?,
+            Device::Vulkan(number) => fits_gpu(&needs, vulkan::backend(number, None)?.gpu(), options.memory)?,
+        }
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
     Ok(())
