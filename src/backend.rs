@@ -18,12 +18,14 @@ pub mod cpu;
 pub mod cuda;
 pub mod gpu;
 mod places;
+mod present;
 pub mod reference;
 #[cfg(test)]
 pub(crate) mod samples;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tolerances;
+pub mod vulkan;
 
 use std::fmt;
 use std::ops::Range;
@@ -34,6 +36,7 @@ use crate::roles::Projection;
 use crate::weights::{Located, Matrix};
 
 pub use places::{Places, Seen};
+pub use present::Present;
 pub use tally::{Counters, Counts, Operation, Tally};
 
 /// Where a model runs.
@@ -45,6 +48,8 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of that number, in the driver's order.
     Cuda(usize),
+    /// The device of that number that Vulkan shows, in the order of [`vulkan::list`].
+    Vulkan(usize),
 }
 
 impl Device {
@@ -58,7 +63,7 @@ impl Device {
             "cuda" if number.is_some() => return Ok(Device::Cuda(number.unwrap_or_default())),
             "reference" if text == "reference" => return Ok(Device::Reference),
             "cpu" if text == "cpu" => return Ok(Device::Cpu),
-            "vulkan" => FaultKind::NotAvailable { name: "--device vulkan" },
+            "vulkan" if number.is_some() => return Ok(Device::Vulkan(number.unwrap_or_default())),
             _ => FaultKind::FlagValue { flag, expected, found: text.to_owned() },
         };
         Err(Fault::new(Place::default(), kind))
@@ -77,6 +82,8 @@ impl fmt::Display for Device {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(0) => f.write_str("cuda"),
             Device::Cuda(number) => write!(f, "cuda:{number}"),
+            Device::Vulkan(0) => f.write_str("vulkan"),
+            Device::Vulkan(number) => write!(f, "vulkan:{number}"),
         }
     }
 }
@@ -139,6 +146,15 @@ pub struct Mla {
     pub latent: usize,
 }
 
+impl Mla {
+    /// Panics unless the widths of queries and cached rows, and the shape of `kv_b`, are those of this attention.
+    fn check(&self, q: usize, cached: usize, kv_b: (usize, usize)) {
+        let &Mla { heads, nope, rope, value, latent } = self;
+        assert_eq!((q, cached), (heads * (nope + rope), latent + rope), "attention's rows");
+        assert_eq!(kv_b, (heads * (nope + value), latent), "kv_b");
+    }
+}
+
 /// Dimensions of a DSA indexer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dsa {
@@ -148,6 +164,13 @@ pub struct Dsa {
     pub width: usize,
     /// `index_topk`: positions that a row attends to, at most.
     pub topk: usize,
+}
+
+impl Dsa {
+    /// Panics unless the widths of queries, weights and keys are those of this indexer.
+    fn check(&self, q: usize, weights: usize, keys: usize) {
+        assert_eq!((q, weights, keys), (self.heads * self.width, self.heads, self.width), "an indexer's rows");
+    }
 }
 
 /// How experts are chosen.

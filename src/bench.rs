@@ -9,7 +9,8 @@ mod quantizing;
 mod synthetic;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -19,7 +20,7 @@ use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::header::Header;
-use crate::io::SourceFile;
+use crate::io::{SourceFile, free_bytes};
 use crate::limits;
 use crate::progress::Progress;
 use crate::report::{BenchMeasure, BenchReport, CheckStatus, VerifyReport};
@@ -48,13 +49,19 @@ pub struct Options {
 
 /// Measures reading headers, surveying, and verifying payloads.
 pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
+    check_size(options, LEAST_BYTES, "at least 1M")?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     // As many workers as verifying has.
     let pool = threads::pool(limits::HASH_WORKERS * threads, &options.directory)?;
     let scratch = Scratch::create(&options.directory)?;
-    let mut measures = headers(&scratch, options)?;
     let container = scratch.path.join("payload");
-    Synthetic::of_bytes(options.bytes, threads).write(&container, Contents::Random, true, progress)?;
+    let synthetic = Synthetic::of_bytes(options.bytes, threads);
+    check_space(&container, synthetic.bytes()?)?;
+    progress.step("reading headers");
+    let mut measures = headers(&scratch, options)?;
+    progress.step("making a container");
+    synthetic.write(&container, Contents::Random, true, progress)?;
+    progress.step("verifying");
     measures.extend(payload(&container, options, &pool)?);
     Ok(report("inspect", threads, measures))
 }
@@ -65,32 +72,57 @@ pub fn quantize(rounds: usize) -> BenchReport {
 }
 
 /// Measures quantizing alone, and whole conversions beside plain reads and writes of as many bytes.
-pub fn convert(options: &Options) -> Result<BenchReport, Faults> {
+pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
+    check_size(options, LEAST_BYTES, "at least 1M")?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
-    let mut measures = if options.whole_only { Vec::new() } else { quantize(options.rounds).measures };
+    let mut measures = Vec::new();
+    if !options.whole_only {
+        progress.step("quantizing");
+        measures = quantize(options.rounds).measures;
+    }
     let scratch = Scratch::create(&options.directory)?;
-    measures.extend(converting::measures(&scratch, options)?);
+    measures.extend(converting::measures(&scratch, options, progress)?);
     Ok(report("convert", threads, measures))
 }
 
 /// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
-pub fn kernels(options: &Options) -> Result<BenchReport, Faults> {
+pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
+    check_size(options, LEAST_BYTES, "at least 1M")?;
     let pool = threads::pool(options.threads, &options.directory)?;
-    let measures = pool.install(|| kernels::measures(options.bytes, options.rounds))?;
+    let measures = pool.install(|| kernels::measures(options.bytes, options.rounds, progress))?;
     Ok(report("kernels", pool.current_num_threads(), measures))
 }
 
 /// Measures decoding with routed experts on demand, beside reading the disk and reading memory.
 pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    if options.bytes < LEAST_DECODED_BYTES {
-        let (flag, expected, found) = ("--size", "at least 24M, to decode", options.bytes.to_string());
-        return Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }).into());
-    }
+    check_size(options, LEAST_DECODED_BYTES, "at least 24M, to decode")?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let scratch = Scratch::create(&options.directory)?;
     let container = scratch.path.join("model");
     let measures = pool.install(|| decoding::measures(&container, options, progress))?;
-    Ok(report("decode", pool.current_num_threads(), measures))
+    let model = Some(Synthetic::model(options.bytes).described());
+    Ok(BenchReport { model, ..report("decode", pool.current_num_threads(), measures) })
+}
+
+/// The smallest size of what else is measured: a smaller one measures nothing.
+const LEAST_BYTES: u64 = 1 << 20;
+
+fn check_size(options: &Options, least: u64, expected: &'static str) -> Result<()> {
+    match options.bytes < least {
+        true => {
+            let (flag, found) = ("--size", options.bytes.to_string());
+            Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Refuses to begin what would fill the disk.
+fn check_space(path: &Path, needed: u64) -> Result<()> {
+    match free_bytes(path) {
+        Some(free) if free < needed => Err(Fault::new(Place::file(path), FaultKind::NoSpace { needed, free })),
+        _ => Ok(()),
+    }
 }
 
 /// The smallest container that is decoded with: a smaller one has no room for a model.
@@ -101,9 +133,26 @@ fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchRep
     BenchReport {
         target: target.to_owned(),
         cpu: crate::io::cpu_name(),
+        model: None,
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
         threads: threads as u64,
         measures,
+    }
+}
+
+/// The directories of runs that are not over.
+static SCRATCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Removes what runs have made that are not over, for whoever ends the program now. They may still be writing, so it is
+/// tried until nothing is left, for a second at most.
+pub fn remove_scratch() {
+    let open = SCRATCH.lock().map(|open| open.clone()).unwrap_or_default();
+    for _ in 0..100 {
+        open.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
+        if open.iter().all(|path| path.symlink_metadata().is_err()) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -116,6 +165,9 @@ impl Scratch {
     fn create(parent: &Path) -> Result<Scratch> {
         let path = parent.join(format!("coliconv-bench-{}", std::process::id()));
         std::fs::create_dir_all(parent).map_err(|e| Fault::io("create the directory", parent, e))?;
+        if let Ok(mut open) = SCRATCH.lock() {
+            open.push(path.clone());
+        }
         std::fs::create_dir(&path).map_err(|e| Fault::io("create the directory", &path, e))?;
         Ok(Scratch { path })
     }
@@ -207,7 +259,8 @@ fn payload(container: &Path, options: &Options, pool: &rayon::ThreadPool) -> Res
     let rate = |measure: &BenchMeasure| measure.gb_per_second.unwrap_or(0.0);
     for (verified, read) in [(1, 0), (3, 2)] {
         let limit = if rate(&measures[read]) < rate(&measures[4]) { read } else { 4 };
-        let of_limit = rate(&measures[verified]) / rate(&measures[limit]);
+        let shares = seconds[limit].iter().zip(&seconds[verified]).map(|(limit, took)| limit / took.max(1e-9));
+        let of_limit = kernels::median(&shares.collect::<Vec<f64>>());
         (measures[verified].limit, measures[verified].of_limit) = (Some(measures[limit].name.clone()), Some(of_limit));
     }
     let manifest = container.join(MANIFEST_FILE);

@@ -26,6 +26,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde::Serialize;
 
+use crate::backend::vulkan;
 use crate::error::{Fault, FaultKind, Faults, Place};
 use crate::limits;
 use crate::report::{Finding, Refusal, Severity};
@@ -117,6 +118,10 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    // For tests and for whoever looks for a fault: see docs/vulkan.md.
+    if std::env::var_os("COLICONV_VULKAN_VALIDATION").is_some_and(|value| value == "1") {
+        vulkan::validate();
+    }
     match cli.command {
         Command::Convert(arguments) => ended(arguments.talk, convert::run(&arguments)),
         Command::Inspect(arguments) => ended(arguments.talk, inspect::run(&arguments)),
@@ -206,7 +211,11 @@ pub(crate) fn tell(text: &str) {
 
 /// Tells why a command could not run; exit code 2.
 pub(crate) fn refuse(faults: &Faults, json: bool) -> ExitCode {
-    let findings: Vec<Finding> = faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect();
+    refuse_findings(faults.iter().map(|fault| Finding::new(Severity::Error, fault)).collect(), json)
+}
+
+/// The same of faults that are findings already.
+pub(crate) fn refuse_findings(findings: Vec<Finding>, json: bool) -> ExitCode {
     tell(&findings_text(&findings));
     if json {
         print_json(&Refusal { refused: findings });

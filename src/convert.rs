@@ -244,6 +244,14 @@ impl Job {
         &self.source.directory
     }
 
+    /// Whether the source has weights of a pass, wanted or not, as far as its index and the opened files tell.
+    pub fn source_has(&self, pass: Pass) -> bool {
+        let Checkpoint { census, index, shards, .. } = &self.source;
+        let stored = shards.iter().flat_map(|shard| shard.header.tensors()).map(|tensor| &tensor.name);
+        let mut names = index.entries().map(|(name, _)| name).chain(stored);
+        names.any(|name| census.role(name.as_str()).is_some_and(|role| role.pass == pass))
+    }
+
     /// Directory of the container.
     pub fn container(&self) -> &Path {
         &self.destination.directory

@@ -18,6 +18,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Fault, FaultKind, Place as At, Result};
 use crate::format::Format;
 use crate::io::PageBuffer;
@@ -26,14 +29,15 @@ use crate::weights::{Located, MatrixRef};
 use place::{Files, Place, Size, Slot};
 use state::{Answer, Early, State, Ticket};
 
-/// What a cache did.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// What reading routed experts on demand took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Experts")]
 pub struct Counters {
     /// Experts that were asked for.
     pub requests: u64,
     /// Of these, experts for which nothing had to be read after they were asked for.
     pub hits: u64,
-    /// Experts that were read because they were likely to be asked for.
+    /// Experts that were read because they were likely to be asked for next.
     pub read_ahead: u64,
     /// Of the hits, those that were read for that reason.
     pub read_ahead_hits: u64,
@@ -43,14 +47,33 @@ pub struct Counters {
     pub bytes_read: u64,
     /// Seconds that computing waited for reading.
     pub wait_seconds: f64,
-    /// Experts that had to go.
+    /// Experts that had to go for others.
     pub evictions: u64,
-    /// Largest number of bytes that were kept.
+    /// Largest number of bytes that were kept, what readers need included.
     pub peak_bytes: u64,
-    /// Most that may be.
+    /// Most that could have been kept.
     pub budget_bytes: u64,
-    /// Whether all files are read past the system's cache.
+    /// Whether reads went past the system's cache.
     pub direct: bool,
+}
+
+impl Counters {
+    /// Those of two runs together: sums, and the larger of two sizes.
+    pub fn and(&self, other: &Counters) -> Counters {
+        Counters {
+            requests: self.requests + other.requests,
+            hits: self.hits + other.hits,
+            read_ahead: self.read_ahead + other.read_ahead,
+            read_ahead_hits: self.read_ahead_hits + other.read_ahead_hits,
+            reads: self.reads + other.reads,
+            bytes_read: self.bytes_read + other.bytes_read,
+            wait_seconds: self.wait_seconds + other.wait_seconds,
+            evictions: self.evictions + other.evictions,
+            peak_bytes: self.peak_bytes.max(other.peak_bytes),
+            budget_bytes: self.budget_bytes.max(other.budget_bytes),
+            direct: self.direct && other.direct,
+        }
+    }
 }
 
 /// How a cache works.

@@ -7,9 +7,9 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::backend::cuda;
-use crate::backend::reference::Reference as Plain;
+use crate::backend::reference::{Reference as Plain, spare_rows};
 use crate::backend::{Backend, Device};
+use crate::backend::{cuda, vulkan};
 use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
 use crate::container::manifest::Manifest;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -127,23 +127,28 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
         return Err(Fault::new(Place::file(path), FaultKind::NoMtpHead).into());
     }
     let positions = (ids.len() + max_tokens) as u64;
+    let too_large = |fault| too_large(fault, positions);
     let cpu = match options.device {
         Device::Reference => {
-            check_memory(path, needed_bytes(config, positions), options.memory)?;
+            check_memory(path, needed_bytes(config, positions), options.memory).map_err(too_large)?;
             None
         }
-        Device::Cpu => Some(memory::cpu(path, config, positions, options.memory)?),
-        Device::Cuda(_) => None,
+        Device::Cpu => Some(memory::cpu(path, config, positions, options.memory).map_err(too_large)?),
+        Device::Cuda(_) | Device::Vulkan(_) => None,
     };
-    let cuda = match options.device {
+    let needs = || [Needs::of(path, config, memory::gpu_positions(positions), CHUNK_ROWS as u64)];
+    let (mut cuda, mut vulkan) = (None, None);
+    match options.device {
         Device::Cuda(number) => {
-            let gpu = cuda::backend(number, None)?;
-            let needs = [Needs::of(path, config, positions, CHUNK_ROWS as u64)];
-            memory::fits_gpu(&needs, gpu.gpu(), options.memory)?;
-            Some(gpu)
+            let gpu = cuda.insert(cuda::backend(number, None)?);
+            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
         }
-        _ => None,
-    };
+        Device::Vulkan(number) => {
+            let gpu = vulkan.insert(vulkan::backend(number, None)?);
+            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
+        }
+        Device::Reference | Device::Cpu => {}
+    }
     let stop_ids = match options.stop_at_ids {
         true => stop_ids(path, config)?,
         false => Vec::new(),
@@ -155,9 +160,10 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
     let pool = threads::pool(options.threads, path)?;
     let run =
         Run { path, options, weights, tokenizer: &tokenizer, prompt: &ids, stop_ids: &stop_ids, max_tokens, watch };
-    let said = pool.install(|| match (&cpu, &cuda) {
-        (Some(cpu), _) => run.on(cpu, started),
-        (_, Some(gpu)) => run.on(gpu, started),
+    let said = pool.install(|| match (&cpu, &cuda, &vulkan) {
+        (Some(cpu), _, _) => run.on(cpu, started),
+        (_, Some(gpu), _) => run.on(gpu, started),
+        (_, _, Some(gpu)) => run.on(gpu, started),
         _ => run.on(&Plain::default(), started),
     })?;
     let mut report = run.report(said, stored.kind().name(), prompt, started);
@@ -177,7 +183,8 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
 /// The text of a prompt, unless it is given as ids, and its ids.
 fn encoded(path: &Path, prompt: &Prompt, tokenizer: &Tokenizer) -> Result<(Option<String>, Vec<u64>)> {
     let empty = match prompt {
-        Prompt::Text { text, .. } => text.is_empty(),
+        // The prefix may be a prompt by itself: that there are no ids is seen later.
+        Prompt::Text { .. } => false,
         Prompt::Chat { user, .. } => user.is_empty(),
         Prompt::Ids(ids) => ids.is_empty(),
     };
@@ -220,6 +227,16 @@ fn max_tokens(path: &Path, asked: Option<usize>, tokens: usize, config: &Config)
     }
 }
 
+/// What does not fit into memory is the model with a text, which may be shorter.
+fn too_large(fault: Fault, tokens: u64) -> Fault {
+    let (needed, available) = match *fault.kind {
+        FaultKind::ModelTooLarge { needed, available } => (needed, available),
+        FaultKind::MemoryTooSmall { fixed, experts, available } => (fixed.saturating_add(experts), available),
+        _ => return fault,
+    };
+    Fault { place: fault.place, kind: Box::new(FaultKind::GenerationTooLarge { tokens, needed, available }) }
+}
+
 /// Whether there is a part of an MTP head; that it is whole is seen when it is loaded.
 fn has_head(weights: &dyn Weights) -> bool {
     let layer = weights.config().mtp_layer();
@@ -232,7 +249,8 @@ fn needed_bytes(config: &Config, positions: u64) -> u64 {
     let layers = config.num_hidden_layers + config.num_nextn_predict_layers;
     let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
     let values = layers * (config.kv_lora_rank + config.qk_rope_head_dim) + indexers * config.index_head_dim;
-    plain_bytes(config).saturating_add(positions.saturating_mul(4 * values))
+    let kept = positions.saturating_add(spare_rows(positions));
+    plain_bytes(config).saturating_add(kept.saturating_mul(4 * values))
 }
 
 /// A run that can start.
@@ -253,6 +271,7 @@ struct Said {
     ids: Vec<u32>,
     text: String,
     stop_reason: StopReason,
+    unfinished_bytes: usize,
     unknown: Vec<u32>,
     /// Drafts that were verified, and those of them that were right.
     drafts: (usize, usize),
@@ -300,17 +319,19 @@ impl Run<'_> {
             }
             self.go_on(ids.len())?;
         };
-        self.say(detokenizer.finish()?, &mut text);
+        let (rest, unfinished_bytes) = detokenizer.finish()?;
+        self.say(rest, &mut text);
         Ok(Said {
             backend: (backend.name(), backend.device(), backend.mode().into()),
             ids,
             text,
             stop_reason,
+            unfinished_bytes,
             unknown: detokenizer.unknown,
             drafts: (decoding.proposed, decoding.accepted),
             seconds: [0.0, prompt_seconds.unwrap_or_default(), 0.0],
             peak_anonymous_bytes: peak,
-            experts: backend.expert_counters().map(Experts::from),
+            experts: backend.expert_counters(),
             gpu: self.options.device.is_gpu().then(|| GpuRun::of(backend)),
         })
     }
@@ -371,6 +392,7 @@ impl Run<'_> {
             prompt_ids: self.prompt.to_vec(),
             ids: said.ids,
             text: said.text,
+            unfinished_bytes: said.unfinished_bytes as u64,
             stop_reason: match said.stop_reason {
                 StopReason::StopId => GenerateStop::StopId,
                 StopReason::Length => GenerateStop::Length,

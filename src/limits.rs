@@ -100,7 +100,13 @@ pub const MAX_PROMPT_BYTES: u64 = 16 << 20;
 /// Largest chat template, or tokenizer_config.json that holds one, in bytes; GLM-5.2's has about 5 KB.
 pub const MAX_TEMPLATE_BYTES: u64 = 16 << 20;
 /// Most steps of rendering a chat template; that of GLM-5.2 takes a few hundred for one message.
-pub const MAX_TEMPLATE_STEPS: u64 = 1 << 20;
+pub const MAX_TEMPLATE_STEPS: u64 = 1 << 18;
+/// Most bytes that a chat template makes on the way, all texts and lists together; each is counted as it would be written out.
+pub const MAX_TEMPLATE_MADE_BYTES: u64 = 256 << 20;
+/// Largest chat template that is rendered, in bytes.
+pub const MAX_TEMPLATE_SOURCE_BYTES: u64 = 64 << 10;
+/// Most lists within lists of a value in a chat template.
+pub const MAX_TEMPLATE_DEPTH: usize = 64;
 /// Most tokens that are drafted before each verification.
 pub const MAX_DRAFTS: usize = 16;
 /// Most parts of a run.

@@ -138,7 +138,7 @@ impl<'b, B: Backend> Model<'b, B> {
 
     /// What the model says after each row of [`Model::forward`]: x [n, d], `asked [n]`.
     pub fn predict(&self, x: &B::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
-        finite(self.head.predict(self.backend, &self.embedding, x, asked)?)
+        finite("the model", self.head.predict(self.backend, &self.embedding, x, asked)?)
     }
 
     /// All logits after each row of [`Model::forward`]: x [n, d] → [n, V].
@@ -205,10 +205,10 @@ impl<'b, B: Backend> Model<'b, B> {
     }
 }
 
-/// Refuses predictions from logits that are not numbers: their argmax would say nothing.
-fn finite(predictions: Vec<Prediction>) -> Result<Vec<Prediction>> {
+/// Refuses predictions from logits of `what` that are not numbers: their argmax would say nothing.
+fn finite(what: &'static str, predictions: Vec<Prediction>) -> Result<Vec<Prediction>> {
     match predictions.iter().position(|prediction| !prediction.log_sum_exp.is_finite()) {
-        Some(row) => Err(Fault::new(Place::default(), FaultKind::LogitsNotFinite { row })),
+        Some(row) => Err(Fault::new(Place::default(), FaultKind::LogitsNotFinite { what, row })),
         None => Ok(predictions),
     }
 }

@@ -4,8 +4,10 @@
 //! the scores of the source, are kept where container, options and program are those of an earlier run. The
 //! first step that says no is the last.
 
+mod passes;
 mod settings;
 mod state;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +16,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::checkpoint::Allowed;
 use crate::container::manifest::json_text;
 use crate::convert::{self, Follow, Job};
 use crate::error::{Fault, Faults, Result};
@@ -22,7 +25,8 @@ use crate::limits;
 use crate::progress::Progress;
 use crate::publish::{self, publish};
 use crate::report::{
-    ConvertReport, PipelineReport, PipelineStep, PublishReport, ScoreReport, StepStatus, Verdict, VerifyReport,
+    ConvertReport, Finding, PipelineReport, PipelineStep, PublishReport, ScoreReport, Severity, StepStatus, Verdict,
+    VerifyReport,
 };
 use crate::roles::Pass;
 use crate::score::encode::PrefixChoice;
@@ -32,6 +36,7 @@ use crate::verify::{self, Level, TokenOptions, verify};
 
 pub use settings::{Convert, Publish, Score, Settings, Verify};
 use state::State;
+pub use words::reworded;
 
 /// Who is told how far a pipeline is.
 pub struct Observers<'a> {
@@ -63,6 +68,7 @@ pub fn run(path: &Path, observers: &Observers<'_>) -> Result<PipelineReport, Fau
         verify: None,
         score: None,
         publish: None,
+        warnings: Vec::new(),
         seconds: 0.0,
     };
     // What an earlier run said of the whole must not outlive this one, however it ends.
@@ -104,7 +110,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Step after step, until one says no.
     fn all(&mut self, report: &mut PipelineReport) -> Result<(), Faults> {
-        report.convert = Some(self.convert()?);
+        report.convert = Some(self.convert(&mut report.warnings)?);
         let verified = self.verify()?;
         let good = verified.verdict == Verdict::Pass;
         report.verify = Some(verified);
@@ -129,7 +135,7 @@ impl Run<'_> {
         self.steps.push(PipelineStep { step: step.to_owned(), status, detail, report, seconds });
     }
 
-    fn convert(&mut self) -> Result<ConvertReport, Faults> {
+    fn convert(&mut self, warnings: &mut Vec<Finding>) -> Result<ConvertReport, Faults> {
         let (started, settings) = (Instant::now(), &self.settings.convert);
         (self.observers.step)("convert");
         let passes = [(Pass::Main, true), (Pass::Mtp, settings.mtp), (Pass::Indexer, settings.indexer)];
@@ -138,6 +144,11 @@ impl Run<'_> {
             passes: passes.into_iter().filter_map(|(pass, wanted)| wanted.then_some(pass)).collect(),
             follow: settings.follow.then(Follow::default),
             consume: settings.consume,
+            allowed: Allowed {
+                ambiguous: settings.allow_ambiguous,
+                non_finite: settings.allow_non_finite,
+                incomplete: settings.allow_incomplete,
+            },
             threads: self.settings.threads,
             ..convert::Options::default()
         };
@@ -149,7 +160,11 @@ impl Run<'_> {
         job.check_space()?;
         let finished = job.finished_files();
         (self.observers.planned)(&job);
-        let report = job.run(self.observers.progress)?;
+        let unwanted = passes::of_source(&job, self.settings);
+        let mut report = job.run(self.observers.progress)?;
+        reword(&mut report.warnings);
+        let told = passes::told(&unwanted, self.settings)?;
+        warnings.extend(told.iter().map(|fault| Finding::new(Severity::Warning, fault)));
         let path = self.report_path("convert.json");
         write_report(&path, &report)?;
         let status = if finished == report.files.len() { StepStatus::Kept } else { StepStatus::Done };
@@ -176,10 +191,12 @@ impl Run<'_> {
             tokens: TokenOptions {
                 references: settings.verify.references.clone(),
                 devices: settings.devices()?,
+                memory: settings.memory,
                 ..TokenOptions::default()
             },
         };
-        let report = verify(&settings.container, &options, self.observers.progress)?;
+        let mut report = verify(&settings.container, &options, self.observers.progress)?;
+        reword(&mut report.findings);
         write_report(&path, &report)?;
         state.keep(&settings.reports)?;
         let good = report.verdict == Verdict::Pass;
@@ -248,6 +265,7 @@ impl Run<'_> {
                 Some(text) => PrefixChoice::Text(text.to_owned()),
             },
             threads: self.settings.threads,
+            memory: self.settings.memory,
             ..score::Options::default()
         }
     }
@@ -262,7 +280,8 @@ impl Run<'_> {
             threads: settings.threads,
             ..publish::Options::default()
         };
-        let report = publish(&settings.container, &options, self.observers.progress)?;
+        let mut report = publish(&settings.container, &options, self.observers.progress)?;
+        reword(&mut report.findings);
         let path = self.report_path("publish.json");
         write_report(&path, &report)?;
         let good = report.verdict == Verdict::Pass;
@@ -278,6 +297,11 @@ impl Run<'_> {
         self.ended("publish", status, detail, Some(path), started);
         Ok(report)
     }
+}
+
+/// Makes findings speak of the pipeline's keys.
+fn reword(findings: &mut [Finding]) {
+    findings.iter_mut().for_each(|finding| *finding = reworded(finding.clone()));
 }
 
 /// Removes a report of an earlier run, if there is one.

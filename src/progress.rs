@@ -6,6 +6,8 @@ pub trait Progress: Sync {
     fn start(&self, source_bytes: u64);
     /// A file is being worked on.
     fn file(&self, name: &str);
+    /// A step begins whose end nobody can foresee.
+    fn step(&self, _name: &str) {}
     /// So many bytes of input were read and so many bytes of output written.
     fn advance(&self, source_bytes: u64, output_bytes: u64);
     /// Nothing can be done until these arrive: each with the reason.

@@ -17,6 +17,7 @@ mod files;
 pub mod front;
 pub mod gate;
 pub mod listing;
+mod notes;
 pub mod plan;
 pub mod policy;
 pub mod recipe;

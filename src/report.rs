@@ -3,7 +3,6 @@
 mod bench;
 mod devices;
 mod diff;
-mod experts;
 mod generate;
 mod gpu;
 pub mod inspect;
@@ -18,7 +17,6 @@ use serde::{Deserialize, Serialize};
 pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
 pub use self::devices::{DevicesApi, DevicesCpu, DevicesGpu, DevicesReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
-pub use self::experts::Experts;
 pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
 pub use self::gpu::{GpuOperation, GpuRun};
 pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepStatus};
@@ -34,6 +32,7 @@ pub use self::verify::{
 };
 pub use crate::error::Severity;
 use crate::error::{Fault, FaultKind, escaped, escaped_whole};
+pub use crate::experts::Counters as Experts;
 
 /// Something that a report tells about a file or tensor.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]

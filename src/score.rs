@@ -137,7 +137,10 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
             let models: Vec<(&Path, &Config)> =
                 std::iter::once(path).chain(baseline).map(|path| (path, &config)).collect();
             match device {
-                Device::Cuda(number) => memory::check_gpu(&models, longest, options.memory, number).map(|()| None)?,
+                device if device.is_gpu() => {
+                    memory::check_gpu(&models, longest, options.memory, device)?;
+                    None
+                }
                 _ => Some(memory::plan(&models, longest, options.memory)?),
             }
         }

@@ -27,10 +27,10 @@ use crate::report::{CheckStatus, Verdict, VerifyFile, VerifyPart, VerifyReport};
 use crate::score::identity::{model_sha256_in, model_sha256_of};
 use crate::threads;
 use crate::weights::{ModelKind, Weights};
-use stage::{Stage, counted};
+use stage::Stage;
 use weights::Opened;
 
-pub use tokens::{OWN_REFERENCE, TokenOptions};
+pub use tokens::{OWN_REFERENCE, TokenOptions, positions};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -255,11 +255,13 @@ fn container(
     let (mut compared, mut source_model_sha256) = (None, None);
     match opened {
         Some(Opened::Comparable(checkpoint)) => {
-            stages.push(pool.install(|| weights::against(&survey, &checkpoint, part, progress)));
+            let weights::Compared { stage, source_sha256 } =
+                pool.install(|| weights::against(&survey, &checkpoint, part, progress));
+            stages.push(stage);
             compared = Some(*checkpoint);
-            if let Some(path) = source.filter(|_| part == Part::WHOLE && !stages.iter().any(Stage::failed)) {
-                progress.file("hashing the source");
-                source_model_sha256 = Some(pool.install(|| model_sha256_in(path))?);
+            // A source of which something is wrong vouches for nothing, read to its end or not.
+            if !stages.iter().any(Stage::failed) {
+                source_model_sha256 = source_sha256?;
             }
         }
         Some(Opened::OtherShapes) => stages.push(weights::skipped("names or shapes are not those of the source")),

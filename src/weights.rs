@@ -14,6 +14,7 @@ use crate::dequantize::{ScaleDtype, SourceDtype};
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::format::Format;
 use crate::header::StoredTensor;
+use crate::io::SourceFile;
 use crate::quantize::Decoder;
 use crate::tensor::{Shape, TensorName};
 
@@ -103,6 +104,19 @@ pub struct SourceRows<'a> {
 #[derive(Debug, Default)]
 pub struct ReadBuffer(Vec<u8>);
 
+impl ReadBuffer {
+    /// Reads `bytes` bytes of a file from `offset` on.
+    pub fn read(&mut self, file: &SourceFile, offset: u64, bytes: u64) -> Result<()> {
+        self.0.resize(bytes as usize, 0);
+        file.read_at(&mut self.0, offset)
+    }
+
+    /// What was read last.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl<'a> SourceRows<'a> {
     /// Prepares a weight for reading; its scales are read now.
     pub fn new(tensor: SourceTensor<'a>) -> Result<SourceRows<'a>> {
@@ -127,10 +141,9 @@ impl<'a> SourceRows<'a> {
 
     /// Reads `count` rows from row `first` on into `buffer`.
     pub fn read(&self, first: u64, count: u64, buffer: &mut ReadBuffer) -> Result<()> {
-        let bytes = count * self.row_bytes();
-        buffer.0.resize(bytes as usize, 0);
         let offset = self.tensor.stored.offset + first * self.row_bytes();
-        self.tensor.shard.file.read_at(&mut buffer.0, offset).map_err(|fault| named(fault, &self.tensor.stored.name))
+        let read = buffer.read(&self.tensor.shard.file, offset, count * self.row_bytes());
+        read.map_err(|fault| named(fault, &self.tensor.stored.name))
     }
 
     /// Asks the system to forget what it keeps of these rows in memory: they are not read again.

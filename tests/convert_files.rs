@@ -120,9 +120,13 @@ fn every_small_file_is_carried_along() {
     fs::create_dir(place.source.join(".cache")).unwrap();
     let strange = OsStr::from_bytes(b"na\xffme.txt");
     fs::write(place.source.join(strange), "x").unwrap();
+    let hostile = ["a\u{1b}[2Jb.txt", "a\nb.txt", "a\\b.txt", "a\u{202e}b.txt"];
+    hostile.iter().for_each(|name| fs::write(place.source.join(name), "x").unwrap());
     let output = place.output(&G32);
     let said = place.redacted(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(said.matches("a backslash, so the file is not carried along").count(), hostile.len(), "{said}");
+    assert!(!said.contains('\u{1b}') && !said.contains('\u{202e}'), "{said}");
     assert!(said.contains("the file's name is not valid UTF-8, so the file is not carried along"), "{said}");
     let carried = contents(&place.container).unwrap();
     for (name, bytes) in &shards.others {
@@ -132,6 +136,7 @@ fn every_small_file_is_carried_along() {
         assert!(!carried.contains_key(Path::new(name)), "{name}");
     }
     assert!(!carried.contains_key(Path::new(strange)));
+    assert!(hostile.iter().all(|name| !carried.contains_key(Path::new(name))));
 }
 
 #[test]

@@ -1,5 +1,9 @@
 //! `pipeline`: the whole way at once, gone on from at every step, and what is refused before anything is done.
 
+#[path = "pipeline/arriving.rs"]
+mod arriving;
+#[path = "pipeline/keys.rs"]
+mod keys;
 mod support;
 
 use std::fs;
@@ -252,17 +256,39 @@ fn what_cannot_be_meant_is_refused_before_anything_is_done() {
         (edited(|s| s["verify"]["references"] = json!(["none.json"])), "input-absent"),
         (edited(|s| s["verify"]["devices"] = json!(["gpu"])), "flag-value"),
         (edited(|s| s["score"]["limit"] = json!(0)), "flag-value"),
+        (edited(|s| s["container"] = json!("nano")), "same-directory"),
+        (edited(|s| s["container"] = json!("./out/../nano")), "same-directory"),
+        (edited(|s| s["container"] = json!("nano/out/g64")), "nested-directory"),
+        (edited(|s| s["container"] = json!("link/g64")), "nested-directory"),
+        (edited(|s| s["container"] = json!("link")), "same-directory"),
+        (edited(|s| s["container"] = json!(".")), "nested-directory"),
+        (edited(|s| s["reports"] = json!("out")), "nested-directory"),
+        (edited(|s| s["memory"] = json!(0)), "flag-value"),
+        (edited(|s| s["publish"]["policy"] = json!({"card": {"notes": "```"}})), "policy-syntax"),
+        (edited(|s| s["convert"]["mtp"] = json!("no")), "pipeline-syntax"),
+        (edited(|s| s["score"]["baseline"] = json!("none")), "input-absent"),
+        (edited(|s| s["checkpoint"] = json!("none")), "not-a-directory"),
         (edited(|s| s["reports"] = json!("out/nano-g64/reports")), "results-in-model"),
         (edited(|s| s["reports"] = json!("out/../out/nano-g64")), "results-in-model"),
         (edited(|s| s["reports"] = json!("nano")), "results-in-model"),
         (edited(|s| s["reports"] = json!("./out/../nano/reports")), "results-in-model"),
         (edited(|s| s["convert"]["consume"] = json!(true)), "flags-exclude"),
+        (
+            edited(|s| {
+                s["convert"]["consume"] = json!(true);
+                s["verify"]["source"] = json!(true);
+                s["score"]["baseline"] = json!("nano");
+            }),
+            "flags-exclude",
+        ),
         (edited(|s| s["publish"]["policy"] = json!({"score": {"max_accuracy_drop": 2}})), "policy-syntax"),
         (edited(|s| s["publish"]["repo_id"] = json!("nano")), "flag-value"),
         ("{\"checkpoint\": \"nano\", \"checkpoint\": \"nano\"}".to_owned(), "pipeline-syntax"),
         ("[]".to_owned(), "pipeline-syntax"),
         (String::new(), "pipeline-syntax"),
     ];
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(place.path("nano"), place.path("link")).unwrap();
     for (text, kind) in cases {
         fs::write(place.path("pipeline.json"), &text).unwrap();
         let (code, document) = place.run();

@@ -57,7 +57,13 @@ fn every_command_has_a_page() {
     assert!(page("coliconv-publish.1").contains("\\-\\-check\\-listing"));
     let names: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name == "coliconv-repair.1"), "{names:?}");
-    assert_eq!(coliconv(&["man", directory.path().join("none").to_str().unwrap()]).status.code(), Some(2));
+    let none = coliconv(&["man", directory.path().join("none").to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&none.stderr);
+    assert_eq!(none.status.code(), Some(2));
+    assert!(
+        text.contains("none: the pages cannot be written here: not a directory") && !text.contains("--out"),
+        "{text}"
+    );
 }
 
 #[test]

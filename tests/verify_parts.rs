@@ -245,6 +245,28 @@ fn a_structure_that_changed() {
     assert_other(directory.path(), &at(Level::Payload), &report, "check manifest");
 }
 
+/// Without a manifest nothing says what the bytes were; beginnings and ends of the files stay the same here.
+#[test]
+fn a_file_that_changed_in_its_middle_between_two_parts() {
+    let (model, (_reports, report)) = (bare(), place());
+    let options = at(Level::Payload);
+    parts(model.path(), &options, 2, &report);
+    edit_tensor(model.path(), EXPERT, |bytes| bytes[7] ^= 1);
+    assert_other(model.path(), &options, &report, "time of change");
+    // Seen by the second part alone it does not go with the first.
+    store(model.path(), &options, Part::new(2, 2).unwrap(), &report);
+    let text = refused(model.path(), &options, &report);
+    assert!(text.contains("verify-1-of-2.json: ") && text.contains("its time of change is "), "{text}");
+    parts(model.path(), &options, 2, &report);
+    joined(model.path(), &options, &report);
+    // A source has no manifest either.
+    let (model, source) = (whole(), copy(&fixture("nano")));
+    let options = Options { source: Some(source.path().to_owned()), ..at(Level::Weights) };
+    parts(model.path(), &options, 2, &report);
+    edit_tensor(source.path(), EXPERT, |bytes| bytes[7] ^= 1);
+    assert_other(model.path(), &options, &report, "source's time of change");
+}
+
 #[test]
 fn reports_that_are_not_of_parts() {
     let directory = whole();

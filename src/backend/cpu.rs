@@ -321,7 +321,7 @@ impl Backend for Cpu {
     fn append(&self, cache: &mut Rows, rows: &Rows) -> Result<()> {
         self.tally.dispatch(Operation::Append, None);
         assert_eq!(cache.width, rows.width, "width of a cache and of its new rows");
-        cache.values.extend_from_slice(&rows.values);
+        cache.extend(rows);
         Ok(())
     }
 

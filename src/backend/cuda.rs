@@ -6,6 +6,8 @@
 mod api;
 mod device;
 pub mod images;
+#[cfg(test)]
+mod on_gpu;
 mod stream;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

@@ -1,18 +1,30 @@
 //! Where the rows that go through the layers together stand in their texts, and what of a cache each of them sees.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// The places of n rows, which a cache keeps one after the other from [`Places::first`] on.
 ///
 /// Rows come in runs of tokens that follow one another. A row sees what stands before its run, which may lie in several
 /// stretches of the cache, then the rows of its run up to itself. So several texts, or several ways on from one text, can
 /// share one cache and go through the layers together without seeing each other.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Places {
     first: usize,
     rows: usize,
     runs: Vec<Run>,
+    /// What follows from these, made when the first layer asks for it.
+    positions: OnceLock<Vec<usize>>,
+    seen: OnceLock<Seen>,
 }
+
+impl PartialEq for Places {
+    fn eq(&self, other: &Places) -> bool {
+        (self.first, self.rows, &self.runs) == (other.first, other.rows, &other.runs)
+    }
+}
+
+impl Eq for Places {}
 
 /// Rows that follow one another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +40,7 @@ struct Run {
 impl Places {
     /// No rows yet, behind `first` rows of a cache.
     pub fn new(first: usize) -> Places {
-        Places { first, rows: 0, runs: Vec::new() }
+        Places { first, rows: 0, runs: Vec::new(), positions: OnceLock::new(), seen: OnceLock::new() }
     }
 
     /// The `rows` rows that follow all `first` rows of a cache.
@@ -45,6 +57,7 @@ impl Places {
         debug_assert!(before.iter().all(|range| range.end <= self.first + self.rows), "what is seen comes before");
         self.runs.push(Run { rows: self.rows..self.rows + rows, before: before.to_vec(), position });
         self.rows += rows;
+        (self.positions, self.seen) = (OnceLock::new(), OnceLock::new());
     }
 
     /// Rows of the cache before the first of these.
@@ -58,8 +71,14 @@ impl Places {
     }
 
     /// The position of each row in its text.
-    pub fn positions(&self) -> Vec<usize> {
-        self.runs.iter().flat_map(|run| run.position..run.position + run.rows.len()).collect()
+    pub fn positions(&self) -> &[usize] {
+        let of_run = |run: &Run| run.position..run.position + run.rows.len();
+        self.positions.get_or_init(|| self.runs.iter().flat_map(of_run).collect())
+    }
+
+    /// Panics unless these are the last rows of a cache, and as many as the queries: then the caller is wrong.
+    pub(super) fn check(&self, cached: usize, queries: usize) {
+        assert_eq!((self.first + self.rows, self.rows), (cached, queries), "places of rows");
     }
 
     /// The most rows that any of these sees, itself included.
@@ -68,7 +87,11 @@ impl Places {
     }
 
     /// The rows of the cache that each row sees.
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> &Seen {
+        self.seen.get_or_init(|| self.see())
+    }
+
+    fn see(&self) -> Seen {
         let whole = |run: &Run| {
             let own = self.first + run.rows.start..self.first + run.rows.end;
             run.before.iter().cloned().chain([own]).flatten().collect()
@@ -85,7 +108,7 @@ impl Places {
 }
 
 /// What each of some rows sees of a cache. Rows of a run see what the row before them sees, and themselves.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Seen {
     /// Of each run what its last row sees: the others see the beginning of it.
     runs: Vec<Vec<usize>>,

@@ -58,6 +58,11 @@ struct Expert {
 #[derive(Debug, Clone)]
 pub struct Experts(Vec<Expert>);
 
+/// Rows that a cache of so many has room for beside them, at most.
+pub fn spare_rows(rows: u64) -> u64 {
+    (rows / 16).max(16)
+}
+
 /// Activations [n, width], row after row; also what a cache holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
@@ -69,6 +74,20 @@ impl Rows {
     /// n.
     pub(in crate::backend) fn count(&self) -> usize {
         self.values.len() / self.width
+    }
+
+    /// Adds rows. There is never room for more than [`spare_rows`] that are not there: what grows by doubling has up to
+    /// twice the size that it needs.
+    pub(in crate::backend) fn extend(&mut self, rows: &Rows) {
+        let needed = self.values.len() + rows.values.len();
+        if needed > self.values.capacity() {
+            let spare = match self.values.is_empty() {
+                true => 0,
+                false => spare_rows((needed / self.width) as u64) as usize * self.width,
+            };
+            self.values.reserve_exact(rows.values.len() + spare);
+        }
+        self.values.extend_from_slice(&rows.values);
     }
 
     /// Row `row` [width].
@@ -219,7 +238,7 @@ impl Backend for Reference {
     fn append(&self, cache: &mut Rows, rows: &Rows) -> Result<()> {
         self.tally.dispatch(Operation::Append, None);
         assert_eq!(cache.width, rows.width, "width of a cache and of its new rows");
-        cache.values.extend_from_slice(&rows.values);
+        cache.extend(rows);
         Ok(())
     }
 

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::{Options, Scratch, checkpoint, measure, read_whole};
+use super::kernels::median;
+use super::{Options, Scratch, check_space, checkpoint, measure, read_whole};
 use crate::checkpoint::weight_files;
 use crate::convert;
 use crate::error::{Fault, Faults, Result};
 use crate::io::SourceFile;
 use crate::limits;
-use crate::progress::Silent;
+use crate::progress::{Progress, Silent};
 use crate::recipe::{GroupSize, Settings};
 use crate::report::BenchMeasure;
 use crate::threads::process_seconds;
@@ -41,13 +42,21 @@ struct Runs {
 }
 
 /// Converts a made-up FP8 checkpoint to each format, `rounds` times, from a cold disk.
-pub(super) fn measures(scratch: &Scratch, options: &Options) -> Result<Vec<BenchMeasure>, Faults> {
+pub(super) fn measures(
+    scratch: &Scratch,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<Vec<BenchMeasure>, Faults> {
     let source = scratch.path.join("checkpoint");
+    // The checkpoint, and beside it what is made of it: at most as much again, or the plain copy of that.
+    check_space(&source, 2 * options.bytes)?;
+    progress.step("making a checkpoint");
     let weights = checkpoint::write(&source, options.bytes, options.shard_bytes)?;
     let mut runs: Vec<(&str, Settings, Runs)> =
         formats().into_iter().map(|(name, settings)| (name, settings, Runs { weights, ..Runs::default() })).collect();
     for number in 0..options.rounds {
-        for (_, settings, runs) in &mut runs {
+        for (name, settings, runs) in &mut runs {
+            progress.step(&format!("round {} of {}: {name}", number + 1, options.rounds));
             let round = Round { source: &source, scratch, options, settings };
             // Whoever comes second finds memory that the first has just given back, which costs less than other memory.
             if number.is_multiple_of(2) {
@@ -150,8 +159,9 @@ impl Runs {
             peak_anonymous_bytes: Some(self.peak_anonymous_bytes),
             ..measure(&name, &self.convert.0, bytes)
         };
-        // Of the middle rounds: a disk that others use too has no fastest one that means something.
-        (convert.limit, convert.of_limit) = (Some(copy_name), Some(copy.seconds / convert.seconds.max(1e-9)));
+        let copied = self.read.0.iter().zip(&self.write.0).map(|(read, write)| read + write);
+        let shares: Vec<f64> = copied.zip(&self.convert.0).map(|(copy, took)| copy / took.max(1e-9)).collect();
+        (convert.limit, convert.of_limit) = (Some(copy_name), Some(median(&shares)));
         [copy, convert]
     }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::kernels::{Random, median};
 use super::synthetic::{Contents, Synthetic};
-use super::{Options, measure};
+use super::{Options, check_space, measure};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::container::reader::Container;
@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::model::kv_cache::KvCache;
 use crate::model::memory::{Needs, share};
 use crate::progress::Progress;
-use crate::report::{BenchMeasure, Experts};
+use crate::report::BenchMeasure;
 use crate::roles::{Census, Projection};
 use crate::weights::Weights;
 
@@ -40,14 +40,17 @@ const MEMORY_BYTES: usize = 256 << 20;
 
 /// Makes a container and decodes with it.
 pub(super) fn measures(path: &Path, options: &Options, progress: &dyn Progress) -> Result<Vec<BenchMeasure>, Faults> {
-    Synthetic::model(options.bytes).write(path, Contents::Model, true, progress)?;
+    let synthetic = Synthetic::model(options.bytes);
+    check_space(path, synthetic.bytes()?)?;
+    progress.step("making a container");
+    synthetic.write(path, Contents::Model, true, progress)?;
     let container = Container::open(path)?;
     let needs = Needs::of(path, container.config(), POSITIONS, POSITIONS);
     let tokens = tokens(&container, &needs);
     let mut measures = from_disk(&container, &needs, tokens, options.rounds, progress)?;
     match share(std::slice::from_ref(&needs), None)?[0] {
         all if !all.direct => measures.extend(from_memory(&container, &needs, all, options.rounds, progress)?),
-        _ => progress.file("decode with all experts in memory is left out: they do not fit"),
+        _ => progress.step("decode with all experts in memory is left out: they do not fit"),
     }
     Ok(measures)
 }
@@ -115,7 +118,7 @@ fn from_disk(
 ) -> Result<Vec<BenchMeasure>, Faults> {
     let budget = (needs.experts / KEPT).max(needs.experts_at_least);
     let cpu = Cpu::with_experts(Isa::detect(), experts::Options::within(budget));
-    progress.file("loading the model");
+    progress.step("loading the model");
     let model = Model::load(container, &cpu)?;
     let spans = spans(container)?;
     let mut decoder = Decoder::new(&model)?;
@@ -126,10 +129,10 @@ fn from_disk(
     let mut bytes = 0;
     let mut peak = 0;
     for _ in 0..rounds {
-        progress.file("reading experts");
+        progress.step("reading experts");
         let (seconds, read) = plain.read(ROUND_BYTES.min(needs.experts))?;
         disk.push((seconds, read));
-        progress.file("decoding with experts from the disk");
+        progress.step("decoding with experts from the disk");
         let before = counters(&cpu);
         let took = decoder.run(tokens)?;
         let used = used(&since(counters(&cpu), before));
@@ -149,7 +152,7 @@ fn from_disk(
     decoding.limit = Some("reading experts".to_owned());
     decoding.of_limit = Some(median(&shares));
     decoding.peak_anonymous_bytes = Some(peak).filter(|peak| *peak > 0);
-    decoding.experts = Some(Experts::from(of_rounds));
+    decoding.experts = Some(of_rounds);
     Ok(vec![limit, decoding])
 }
 
@@ -162,10 +165,10 @@ fn from_memory(
     progress: &dyn Progress,
 ) -> Result<Vec<BenchMeasure>, Faults> {
     let cpu = Cpu::with_experts(Isa::detect(), options);
-    progress.file("loading the model");
+    progress.step("loading the model");
     let model = Model::load(container, &cpu)?;
     let mut decoder = Decoder::new(&model)?;
-    progress.file("loading experts");
+    progress.step("loading experts");
     let config = container.config();
     let stored: u64 = spans(container)?.iter().map(|(_, span)| span.bytes as u64).sum();
     while counters(&cpu).bytes_read < stored && decoder.cache.len() < POSITIONS as usize / 4 {
@@ -176,7 +179,7 @@ fn from_memory(
     let (mut read, mut decode, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     let before = counters(&cpu);
     for _ in 0..rounds {
-        progress.file("decoding with experts in memory");
+        progress.step("decoding with experts in memory");
         let started = Instant::now();
         black_box(cpu.read_bytes(&memory));
         let seconds = started.elapsed().as_secs_f64();
@@ -191,7 +194,7 @@ fn from_memory(
     decoding.tokens_per_second = Some(tokens as f64 / decoding.fastest_seconds.max(1e-9));
     decoding.limit = Some("reading memory".to_owned());
     decoding.of_limit = Some(median(&shares));
-    decoding.experts = Some(Experts::from(since(counters(&cpu), before)));
+    decoding.experts = Some(since(counters(&cpu), before));
     Ok(vec![limit, decoding])
 }
 

@@ -12,6 +12,7 @@ use crate::backend::cpu::{Cpu, Rows, Weight};
 use crate::error::Result;
 use crate::format::Format;
 use crate::isa::Isa;
+use crate::progress::Progress;
 use crate::quantize::Decoder;
 use crate::report::BenchMeasure;
 use crate::weights::Matrix;
@@ -100,12 +101,14 @@ pub(super) fn median(values: &[f64]) -> f64 {
 }
 
 /// All formats, one after the other: the weights take about `bytes`.
-pub(super) fn measures(bytes: u64, rounds: usize) -> Result<Vec<BenchMeasure>> {
+pub(super) fn measures(bytes: u64, rounds: usize, progress: &dyn Progress) -> Result<Vec<BenchMeasure>> {
     let mut measures = Vec::new();
     for format in FORMATS {
+        progress.step(&name_of(format));
         measures.extend(few_rows(format, bytes, rounds)?);
         measures.extend(many_rows(format, rounds)?);
     }
+    progress.step("attention");
     measures.extend(super::attending::measures(rounds)?);
     Ok(measures)
 }

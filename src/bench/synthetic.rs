@@ -36,6 +36,11 @@ pub(super) const WIDE_BYTES: u64 = 4 << 30;
 const WIDE_FIXED_BYTES: u64 = 2_300_000_000;
 const WIDE_LAYER_BYTES: u64 = 870_000_000;
 
+/// A tokenizer that knows no token.
+const TOKENIZER: &[u8] =
+    br#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+"#;
+
 /// What the files hold behind their headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contents {
@@ -124,6 +129,21 @@ impl Synthetic {
         Synthetic { config, files: [8, 0, 1] }
     }
 
+    /// What the model is, for people.
+    pub fn described(&self) -> String {
+        let of = |key: &str| self.config[key].to_string();
+        let wide = self.config["hidden_size"] == 6144 && self.config["vocab_size"] == 154_880;
+        let widths = if wide { "GLM-5.2's widths" } else { "narrower than GLM-5.2, whose widths come with --size 4G" };
+        let (layers, experts, hidden) = (of("num_hidden_layers"), of("n_routed_experts"), of("hidden_size"));
+        format!("{layers} layers of {experts} experts, hidden_size {hidden}: {widths}")
+    }
+
+    /// Bytes of the weight files.
+    pub fn bytes(&self) -> Result<u64, Faults> {
+        let config = Config::parse(Path::new(CONFIG_FILE), &json_text(&self.config))?;
+        Ok(self.plan(&Census::of(&config))?.iter().map(|file| file.layout.bytes).sum())
+    }
+
     /// Writes the container into a new directory; with `described` it has an index and a manifest.
     pub fn write(
         &self,
@@ -148,7 +168,7 @@ impl Synthetic {
         }
         progress.end();
         let generation = json_text(&json!({"eos_token_id": self.config["eos_token_id"]}));
-        let small = [(CONFIG_FILE, text), (GENERATION_CONFIG_FILE, generation), ("tokenizer.json", b"{}\n".to_vec())];
+        let small = [(CONFIG_FILE, text), (GENERATION_CONFIG_FILE, generation), ("tokenizer.json", TOKENIZER.to_vec())];
         for (name, bytes) in &small {
             write_whole(&directory.join(name), bytes, false)?;
         }

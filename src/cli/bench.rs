@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::progress::Meter;
-use super::{Talk, not_available, print, print_json, size, text};
+use super::{Talk, not_available, print, print_json, size, tell, text};
 use crate::bench::{self, Options};
 use crate::error::Faults;
 use crate::report::{BenchMeasure, BenchReport, Experts};
@@ -35,7 +35,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Size of the container whose payload is verified or that is decoded with, or of the checkpoint that is converted, or of
-    /// the weights of a kernel [default: 1G, of `decode` 8G]
+    /// the weights of a kernel; what is decoded with has GLM-5.2's widths from 4G on, and narrower ones below [default: 1G, of
+    /// `decode` 8G]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
     /// Size of the shards of that checkpoint
@@ -50,7 +51,7 @@ pub(crate) struct Arguments {
     /// Repetitions of each measure; rates are of the fastest
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     /// Of `kernels` and `decode`, where to compute: cpu
@@ -89,11 +90,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         threads: arguments.threads,
         rounds: usize::from(arguments.rounds),
     };
+    let meter = Meter::new(arguments.talk.quiet);
+    // Nothing is lost by the end of it, but gigabytes would stay.
+    let _ = ctrlc::set_handler(|| {
+        bench::remove_scratch();
+        tell("interrupted; what was made to be measured is removed\n");
+        std::process::exit(2);
+    });
     let report = match arguments.target {
-        Some(Target::Convert) => bench::convert(&options)?,
-        Some(Target::Kernels) => bench::kernels(&options)?,
-        Some(Target::Decode) => bench::decode(&options, &Meter::new(arguments.talk.quiet))?,
-        _ => bench::inspect(&options, &Meter::new(arguments.talk.quiet))?,
+        Some(Target::Convert) => bench::convert(&options, &meter)?,
+        Some(Target::Kernels) => bench::kernels(&options, &meter)?,
+        Some(Target::Decode) => bench::decode(&options, &meter)?,
+        _ => bench::inspect(&options, &meter)?,
     };
     Ok(if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) })
 }
@@ -106,8 +114,15 @@ fn report_text(report: &BenchReport) -> String {
         report.kernel.clone().unwrap_or_else(unknown),
         report.threads
     );
-    let header = ["measure", "median s", "fastest s", "rate", "compared"];
+    if let Some(model) = &report.model {
+        out += &format!("{model}\n\n");
+    }
+    let header = ["measure", "median s", "fastest s", "rate", "of its limit"];
     out += &text::table(&header, &["median s", "fastest s", "rate"], report.measures.iter().map(row).collect());
+    out += "rates are of the fastest round, shares of a limit the median of all rounds, each beside the limit in the same round\n";
+    report.measures.iter().filter_map(|measure| Some((measure, more(measure)?))).for_each(|(measure, more)| {
+        out += &format!("{}: {more}\n", measure.name);
+    });
     out
 }
 
@@ -121,18 +136,20 @@ fn on_demand(experts: &Experts) -> String {
     text + &format!(", {:.1} s of waiting", experts.wait_seconds)
 }
 
+/// What has no column: other rates, memory, and where experts came from.
+fn more(measure: &BenchMeasure) -> Option<String> {
+    let tokens = measure.tokens_per_second.map(|rate| format!("{rate:.2} tokens/s"));
+    let weights = measure.g_weights_per_cpu_second.map(|rate| format!("{rate:.2} G weights/CPU-s"));
+    let peak = measure.peak_anonymous_bytes.map(|bytes| format!("at most {} of memory", size::human(bytes)));
+    let parts = [tokens, weights, peak, measure.experts.as_ref().map(on_demand)];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
 fn row(measure: &BenchMeasure) -> Vec<String> {
     let flops = measure.gflop_per_second.map(|rate| format!("{rate:.0} GFLOP/s"));
     let rate = flops.unwrap_or_else(|| match (measure.gb_per_second, measure.entries, measure.g_weights_per_second) {
-        (Some(rate), _, _) if measure.g_weights_per_cpu_second.is_some() => {
-            let cpu = measure.g_weights_per_cpu_second.unwrap_or_default();
-            let peak = measure.peak_anonymous_bytes.map(size::human).unwrap_or_default();
-            format!("{rate:.2} GB/s, {cpu:.2} G weights/CPU-s, {peak}")
-        }
-        (Some(rate), _, _) => match (measure.tokens_per_second, &measure.experts) {
-            (Some(tokens), Some(experts)) => format!("{rate:.2} GB/s, {tokens:.2} tokens/s, {}", on_demand(experts)),
-            _ => format!("{rate:.2} GB/s"),
-        },
+        (Some(rate), _, _) => format!("{rate:.2} GB/s"),
         (_, Some(entries), _) => format!("{:.0} entries/s", entries as f64 / measure.fastest_seconds.max(1e-9)),
         (_, _, Some(rate)) => format!("{rate:.2} G weights/s"),
         (None, None, None) => String::new(),

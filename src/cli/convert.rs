@@ -99,7 +99,7 @@ pub(crate) struct Arguments {
     /// Then verify the container against the CHECKPOINT, at the level tokens, on the CPU: exit code 1 if the verdict is fail
     #[arg(long, help_heading = "Run")]
     verify: bool,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = threads, default_value_t = 0, hide_default_value = true, help_heading = "Run")]
     threads: usize,
     /// Memory for buffers, for one 512M
@@ -249,7 +249,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         return Ok(code);
     }
     job.check_space()?;
-    let verification = arguments.verify.then(|| Verification::of(&job, None)).transpose()?;
+    let verification = arguments.verify.then(|| Verification::of(&job, arguments.memory)).transpose()?;
     let told = job.warnings().len();
     warn(job.warnings());
     let plan = plan_text(&arguments.checkpoint, arguments.part, &job);

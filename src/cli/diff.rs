@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     /// Compare only tensors whose names match; `*` stands for anything
     #[arg(long, value_name = "GLOB")]
     tensor: Option<String>,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     #[command(flatten)]

@@ -235,6 +235,9 @@ fn statistics(report: &GenerateReport) -> String {
         report.prompt_tokens_per_second,
         duration(report.loading_seconds)
     );
+    if report.unfinished_bytes > 0 {
+        out += &format!("left out: {} bytes of a character that is not finished\n", report.unfinished_bytes);
+    }
     let draft = &report.draft;
     if let Some(share) = draft.acceptance {
         out += &format!("drafts: {} of {} accepted ({:.1} %)\n", draft.accepted, draft.proposed, 100.0 * share);

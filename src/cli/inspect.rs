@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     /// Comma-separated values instead of text: a line a tensor, or with --values a line a value
     #[arg(long, conflicts_with = "json")]
     csv: bool,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     #[command(flatten)]

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::progress::{Meter, duration, end_on_request};
-use super::{Talk, convert, findings_text, print, print_json, publish, score, tell, text, warn};
+use super::{Talk, convert, findings_text, print, print_json, publish, refuse_findings, score, tell, text};
 use crate::convert::Job;
 use crate::error::{Faults, escaped};
-use crate::pipeline::{Observers, run as run_pipeline};
-use crate::report::{PipelineReport, Verdict};
+use crate::pipeline::{Observers, reworded, run as run_pipeline};
+use crate::report::{Finding, PipelineReport, Severity, Verdict};
 
 /// Arguments of `pipeline`.
 #[derive(Debug, Args)]
@@ -31,15 +31,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         }
     };
     let planned = |job: &Job| {
-        warn(job.warnings());
+        let warnings: Vec<Finding> = job.warnings().iter().map(|fault| reworded(Finding::accepted(fault))).collect();
+        tell(&findings_text(&warnings));
         if !quiet {
             tell(&convert::plan_text(job.source(), None, job));
         }
     };
     let (progress, watch) = (Meter::new(quiet), score::Meter::new(quiet));
     let observers = Observers { progress: &progress, watch: &watch, step: &step, planned: &planned };
-    let report = run_pipeline(&arguments.pipeline, &observers)?;
-    let warnings = report.score.iter().flat_map(|score| score.warnings.iter().cloned()).collect::<Vec<_>>();
+    let report = match run_pipeline(&arguments.pipeline, &observers) {
+        Ok(report) => report,
+        Err(faults) => {
+            let refused = faults.iter().map(|fault| reworded(Finding::new(Severity::Error, fault))).collect();
+            return Ok(refuse_findings(refused, json));
+        }
+    };
+    let of_score = report.score.iter().flat_map(|score| score.warnings.iter().cloned());
+    let warnings: Vec<Finding> = report.warnings.iter().cloned().chain(of_score).collect();
     tell(&findings_text(&warnings));
     let printed = if json { print_json(&report) } else { print(&report_text(&report)) };
     let good = report.verdict == Verdict::Pass;

@@ -125,6 +125,14 @@ impl Progress for Meter {
         }
     }
 
+    fn step(&self, name: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| tell(&format!("{name}\n"))),
+            None if self.lines => tell(&format!("{name}\n")),
+            None => {}
+        }
+    }
+
     fn advance(&self, source_bytes: u64, _output_bytes: u64) {
         self.done.fetch_add(source_bytes, Ordering::Relaxed);
         if let Some(bar) = &self.bar {

@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Compare with a listing of the repository, as JSON; alone, nothing else is done
     #[arg(long, value_name = "FILE")]
     check_listing: Option<PathBuf>,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     #[command(flatten)]
@@ -109,8 +109,8 @@ fn steps_text(report: &PublishReport) -> String {
     let mut out = "\nto upload:\n".to_owned();
     for step in &report.steps {
         out += &format!("\n# {}\n{}\n", step.what, step.command);
-        if let Some(command) = &step.with_hub_2 {
-            out += &format!("# with huggingface_hub 2 or newer:\n# {command}\n");
+        if let Some(command) = &step.with_hub_1 {
+            out += &format!("# with huggingface_hub 0.34 to 1.x in its place:\n# {command}\n");
         }
     }
     out

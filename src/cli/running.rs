@@ -9,13 +9,13 @@ use crate::error::{Fault, FaultKind, Place, Result};
 /// Flags of `generate`, `score` and `verify` alike.
 #[derive(Debug, Args)]
 pub(super) struct Running {
-    /// Where to compute: reference, cpu, or cuda[:N] [default: cpu]
+    /// Where to compute: reference, cpu, cuda[:N] or vulkan[:N] [default: cpu]
     #[arg(long, value_name = "D", action = ArgAction::Set, num_args = 1)]
     device: Vec<String>,
     /// How sums are formed
     #[arg(long, value_name = "MODE", default_value = "exact")]
     mode: String,
-    /// Threads [default: one per core]
+    /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     pub(super) threads: usize,
     /// Memory for the model, for one 16G [default: what is available]

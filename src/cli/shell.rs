@@ -36,7 +36,7 @@ pub(crate) fn completions(arguments: &Completions, mut command: Command) -> Exit
 pub(crate) fn manual(arguments: &Manual, command: Command) -> Result<ExitCode, Faults> {
     let directory = &arguments.directory;
     if !directory.is_dir() {
-        return Err(Fault::new(Place::file(directory), FaultKind::OutNotDirectory).into());
+        return Err(Fault::new(Place::file(directory), FaultKind::PagesNotDirectory).into());
     }
     let name = command.get_name().to_owned();
     let mut command = command.disable_help_subcommand(true);

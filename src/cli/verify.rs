@@ -7,13 +7,14 @@ use clap::{ArgAction, Args, ValueEnum};
 
 use super::progress::{Meter, duration};
 use super::running::Running;
-use super::{Talk, findings_text, not_available, print, print_json, size, text};
+use super::{Talk, findings_text, print, print_json, size, text};
+use crate::backend::Present;
 use crate::backend::gpu::device::Injection;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::{read_small, write_whole};
 use crate::limits;
 use crate::part::Part;
-use crate::report::{CheckStatus, Verdict, VerifyReport};
+use crate::report::{CheckStatus, Verdict, VerifyReport, VerifyTokens};
 use crate::verify::parts::{finish, part_file, verify_part};
 use crate::verify::{Level, Options, TokenOptions, verify};
 
@@ -32,7 +33,7 @@ enum LevelArgument {
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 #[command(mut_arg("device", |arg| {
-    let help = "Where to compute: reference or cpu; may be given several times [default: cpu]";
+    let help = "Where to compute: reference, cpu, cuda[:N] or vulkan[:N]; may be given several times [default: cpu]";
     arg.action(ArgAction::Append).help(help)
 }))]
 pub(crate) struct Arguments {
@@ -61,8 +62,8 @@ pub(crate) struct Arguments {
     write_reference: Option<PathBuf>,
     #[command(flatten)]
     running: Running,
-    /// Not available in this version
-    #[arg(long, hide = true)]
+    /// Compute on the CPU and on every GPU there is; those that cannot be used are named with the reason
+    #[arg(long, conflicts_with = "device")]
     all_devices: bool,
     /// Make a fault on purpose on the GPU, to see the verdict change: `launch[:K]` makes the K-th launch of a kernel fail,
     /// `numbers[:K]` its numbers wrong [K: 100]
@@ -73,17 +74,15 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Flags of this command that are planned but not there.
-    fn later(&self) -> Option<&'static str> {
-        self.all_devices.then_some("--all-devices")
-    }
-
     fn tokens(&self) -> Result<TokenOptions, Fault> {
         self.running.check_mode()?;
         let injection = self.injection()?;
+        let present = if self.all_devices { Present::find() } else { Present::default() };
+        let unused = present.unused.iter().map(|(device, fault)| (device.clone(), fault.to_string())).collect();
         Ok(TokenOptions {
             references: self.reference.clone(),
-            devices: self.running.devices()?,
+            devices: if self.all_devices { present.devices } else { self.running.devices()? },
+            unused,
             write_reference: self.write_reference.clone(),
             memory: self.running.memory,
             injection,
@@ -96,7 +95,7 @@ impl Arguments {
         let flag = "--inject-fault";
         let devices = self.running.devices()?;
         if devices.is_empty() || !devices.iter().all(|device| device.is_gpu()) {
-            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs: "--device cuda" }));
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs: "--device cuda or vulkan" }));
         }
         let (kind, launch) = text.split_once(':').unwrap_or((text, INJECTED_LAUNCH));
         match (kind.parse(), launch.parse()) {
@@ -114,9 +113,6 @@ const INJECTED_LAUNCH: &str = "100";
 
 /// Runs `verify`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
-    if let Some(name) = arguments.later() {
-        return Err(not_available(name).into());
-    }
     arguments.running.check_available()?;
     let level = match arguments.level {
         LevelArgument::Structure => Level::Structure,
@@ -171,6 +167,33 @@ fn check_replaceable(path: &Path) -> Result<(), Fault> {
     }
 }
 
+/// What each device says of each reference, where a GPU computed beside another device.
+fn tokens_text(report: &VerifyReport) -> String {
+    let gpu = report.tokens.iter().any(|entry| entry.gpu.is_some());
+    if !gpu || report.tokens.iter().all(|entry| entry.device == report.tokens[0].device) {
+        return String::new();
+    }
+    let of = |matched: u64, total: u64| format!("{matched}/{total}");
+    let row = |entry: &VerifyTokens| {
+        let forced = entry.teacher_forced.as_ref().map_or("-".to_owned(), |forced| match forced.near_tie {
+            0 => of(forced.matched, forced.total),
+            ties => format!("{} + {ties}", of(forced.matched, forced.total)),
+        });
+        let drafts = entry.mtp.as_ref().filter(|mtp| mtp.total > 0);
+        vec![
+            format!("{} {}", escaped(&entry.reference), entry.number),
+            entry.device.clone(),
+            forced,
+            entry.greedy.as_ref().map_or("-".to_owned(), |greedy| of(greedy.matched, greedy.total)),
+            drafts.map_or("-".to_owned(), |mtp| of(mtp.matched, mtp.total)),
+            entry.max_abs_logprob_diff.map_or("-".to_owned(), |most| format!("{most:.6}")),
+            entry.gpu.as_ref().map_or("-".to_owned(), |gpu| format!("{} + {}", gpu.dispatches, gpu.fallbacks)),
+        ]
+    };
+    let header = ["reference", "device", "forced + near ties", "greedy", "drafts", "log-probability", "on GPU + CPU"];
+    format!("\n{}", text::table(&header, &header[2..], report.tokens.iter().map(row).collect()))
+}
+
 /// A report as text.
 pub(super) fn report_text(report: &VerifyReport) -> String {
     let mut out = format!("{} ({}), level {}\n", escaped(&report.path), report.kind, report.level);
@@ -183,6 +206,7 @@ pub(super) fn report_text(report: &VerifyReport) -> String {
         .map(|check| vec![check.name.clone(), check.status.name().to_owned(), escaped(&check.detail).to_string()])
         .collect();
     out += &format!("\n{}", text::table(&["check", "status", "detail"], &[], rows));
+    out += &tokens_text(report);
     if !report.findings.is_empty() {
         out += &format!("\n{}", findings_text(&report.findings));
     }

@@ -114,7 +114,7 @@ impl Manifest {
     /// Reads the manifest of a directory, if there is one.
     pub fn read(directory: &Path) -> Result<Option<Manifest>> {
         let path = directory.join(MANIFEST_FILE);
-        if !path.exists() {
+        if is_absent(&path) {
             return Ok(None);
         }
         Manifest::parse(&path, &read_small(&path, limits::MAX_MANIFEST_BYTES)?).map(Some)
@@ -128,7 +128,7 @@ impl Manifest {
     /// Reads the manifest of a directory, if there is one, with the hash of what it says: [`statement_sha256`].
     pub fn read_stated(directory: &Path) -> Result<Option<(Manifest, String)>> {
         let path = directory.join(MANIFEST_FILE);
-        if !path.exists() {
+        if is_absent(&path) {
             return Ok(None);
         }
         let bytes = read_small(&path, limits::MAX_MANIFEST_BYTES)?;
@@ -140,6 +140,11 @@ impl Manifest {
     pub fn to_bytes(&self) -> Vec<u8> {
         json_text(self)
     }
+}
+
+/// Whether there is no such file. One that cannot be looked at is there: reading it says why.
+fn is_absent(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// SHA-256, hexadecimal, of everything that the text of a manifest says, keys that nobody knows included, but for the

@@ -166,7 +166,7 @@ impl Survey {
         }
         for (name, consequence) in crate::config::NEEDED_SMALL_FILES {
             let path = self.directory.join(name);
-            if !path.exists() {
+            if path.symlink_metadata().is_err() {
                 self.warning(Place::file(path), FaultKind::SmallFileMissing { consequence });
             }
         }

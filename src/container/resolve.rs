@@ -63,6 +63,13 @@ impl Resolution {
             (Err(Unresolved::Stamp(by_bytes)), Some(stamp)) => {
                 self.error(FaultKind::StampMismatch { stamp: stamp.to_owned(), by_bytes });
             }
+            // A stamp that is what the bytes alone say changes nothing: the engine misreads the matrix with it or without.
+            (Ok(taken), Some(stamp))
+                if stamp != declared.name() && upstream_rule(rows, columns, bytes, None) == Ok(taken) =>
+            {
+                let taken = format!("it takes it for {taken}");
+                self.warning(FaultKind::EngineMisreads { shape: shape.clone(), format: declared, taken });
+            }
             (_, Some(stamp)) if stamp != declared.name() => {
                 self.error(FaultKind::StampAgainstManifest { stamp: stamp.to_owned(), manifest: declared });
             }

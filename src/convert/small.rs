@@ -7,7 +7,7 @@ use crate::checkpoint::INDEX_FILE;
 use crate::checkpoint::arrival::{CHECKSUM_LISTS, UNFINISHED_SUFFIXES};
 use crate::config::{CONFIG_FILE, NEEDED_SMALL_FILES};
 use crate::container::manifest::{CARD_FILE, FileRecord, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, is_model_card};
-use crate::error::{Fault, FaultKind, Place, Result, escaped};
+use crate::error::{Fault, FaultKind, Place, Result, escaped, is_unprintable};
 use crate::io::{SourceFile, TEMPORARY_SUFFIX, read_small};
 use crate::json::Object;
 use crate::limits;
@@ -59,6 +59,10 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
         if !is_carried(&name) || is_wrong_there || path.is_dir() {
             continue;
         }
+        if is_hostile(&name) {
+            warnings.push(Fault::new(Place::file(path), FaultKind::NameNotCarried));
+            continue;
+        }
         // Snapshots of a download cache are links to files elsewhere: what counts is what they lead to. A file that cannot
         // be read is told now, not at the end of a run.
         let file_bytes = SourceFile::open(&path)?.bytes();
@@ -108,11 +112,16 @@ fn is_carried(name: &str) -> bool {
     !reserved && !endings.any(|ending| name.ends_with(ending))
 }
 
+/// Whether a name would trick a terminal, or lead elsewhere on another system: no manifest may have it.
+fn is_hostile(name: &str) -> bool {
+    name.contains(is_unprintable) || name.contains('\\')
+}
+
 /// The names of the small files that are there, whole or not, sorted.
 pub fn names(source: &Path) -> Vec<String> {
     let entries = fs::read_dir(source).into_iter().flatten().flatten();
     let files = entries.filter(|entry| !entry.path().is_dir()).filter_map(|entry| entry.file_name().into_string().ok());
-    let mut names: Vec<String> = files.filter(|name| is_carried(name)).collect();
+    let mut names: Vec<String> = files.filter(|name| is_carried(name) && !is_hostile(name)).collect();
     names.sort();
     names
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::Job;
 use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::io::available_bytes;
-use crate::model::stored_bytes;
+use crate::model::memory::{Needs, share};
+use crate::model::{CHUNK_ROWS, stored_bytes};
 use crate::progress::Progress;
 use crate::report::VerifyReport;
 use crate::verify::{self, Level, TokenOptions};
@@ -18,6 +18,8 @@ pub struct Verification {
     /// What the container is compared with, unless it was consumed or is about to be.
     source: Option<PathBuf>,
     threads: usize,
+    /// Memory for both, in bytes; by default what is available.
+    memory: Option<u64>,
 }
 
 impl Verification {
@@ -28,22 +30,30 @@ impl Verification {
         let is_gone = job.options.follow.is_none() && shards.any(|shard| job.source.is_deferred(shard));
         let source = (!job.options.consume && !is_gone).then(|| job.source.directory.clone());
         let container = job.destination.directory.clone();
-        // What has yet to arrive or to be written counts as planned; what earlier passes have written is there.
-        let written = job.plan.files.iter().filter(|file| !job.destination.is_finished(&file.name));
-        let container_bytes = written.map(|file| file.layout.bytes).sum::<u64>() + stored_bytes(&container);
-        let source_bytes = source.as_deref().map_or(0, |source| stored_bytes(source).max(job.plan.source_bytes));
-        let needed = container_bytes.saturating_add(source_bytes);
-        match memory.or_else(available_bytes) {
-            Some(available) if needed > available => {
+        let (config, positions, rows) = (&job.source.config, verify::positions(0), CHUNK_ROWS as u64);
+        // What earlier passes have written is there, what has yet to be written is planned.
+        let planned = job.plan.files.iter().filter(|file| !job.destination.is_finished(&file.name));
+        let tensors = planned.flat_map(|file| &file.layout.tensors);
+        let mut needs = vec![Needs::planned(&container, config, positions, rows, tensors)];
+        needs.extend(source.as_deref().map(|source| {
+            let mut needs = Needs::of(source, config, positions, rows);
+            // What has yet to arrive can be anything.
+            needs.dense += job.plan.source_bytes.saturating_sub(stored_bytes(source));
+            needs
+        }));
+        match share(&needs, memory).map_err(|fault| *fault.kind) {
+            Err(FaultKind::MemoryTooSmall { fixed, experts, available }) => {
+                let needed = fixed.saturating_add(experts);
                 Err(Fault::new(Place::file(container), FaultKind::VerifyTooLarge { needed, available }))
             }
-            _ => Ok(Verification { container, source, threads: job.options.threads }),
+            Err(kind) => Err(Fault::new(Place::file(container), kind)),
+            Ok(_) => Ok(Verification { container, source, threads: job.options.threads, memory }),
         }
     }
 
     /// Verifies the container, which is complete.
     pub fn run(&self, progress: &dyn Progress) -> Result<VerifyReport, Faults> {
-        let tokens = TokenOptions { devices: vec![Device::Cpu], ..TokenOptions::default() };
+        let tokens = TokenOptions { devices: vec![Device::Cpu], memory: self.memory, ..TokenOptions::default() };
         let (source, threads) = (self.source.clone(), self.threads);
         verify::verify(&self.container, &verify::Options { level: Level::Tokens, source, threads, tokens }, progress)
     }

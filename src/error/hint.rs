@@ -86,8 +86,8 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::Misread { safe, .. } if safe.is_empty() => {
             "int8 (8 bits) is read correctly at any width; --allow-ambiguous writes it all the same".into()
         }
-        K::Misread { safe, .. } => format!(
-            "group size {} would be read correctly here; --allow-ambiguous writes it all the same",
+        K::Misread { safe, shape, .. } => format!(
+            "for {shape} group size {} would be read correctly; --allow-ambiguous writes it all the same",
             listed(safe)
         ),
         K::DestinationUsed { .. } | K::OtherParameters { .. } | K::OtherSource { .. } | K::OutputExists => {
@@ -180,7 +180,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::ConfigNotTheSource { .. } => "take config.json from the source: other arithmetic gives other tokens".into(),
         K::NoMtpHead => "convert the checkpoint with --mtp, or do without drafts".into(),
-        K::LogitsNotFinite { .. } => "a weight or scale is damaged: check the payload of the container".into(),
+        K::LogitsNotFinite { .. } => "a weight or scale is damaged: `coliconv verify --level payload` names it".into(),
         K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
         K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
         K::ReferenceMissing { .. } | K::ReferenceValue { .. } | K::ReferenceCount { .. } => {
@@ -197,6 +197,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::FlagUnused { flag: "--source", .. } => "leave it out, or give --level weights".into(),
         K::FlagUnused { .. } => "leave it out, or give --level tokens".into(),
         K::LevelOfContainers { .. } => "give --level payload, or the container made from it with --source".into(),
+        K::ChangedMeanwhile { .. } => "let whatever writes to it finish, then run every part again".into(),
         K::FileExists => "choose another name; nothing existing is overwritten".into(),
         K::OtherReport => "choose another name for the report; only an earlier report is replaced".into(),
         K::OtherModel { .. } => "give the checkpoint that the container was made from".into(),
@@ -204,6 +205,7 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
             "the tensor was damaged, its scales are another tensor's, or it was made from another checkpoint".into()
         }
         K::PromptEmpty => "give a text; what a text of this model begins with is added to it, see --prefix".into(),
+        K::GenerationTooLarge { .. } => "give a lower --max-tokens or a shorter prompt, or a higher --memory".into(),
         K::PromptTooLong { .. } => "shorten the prompt, or give a lower --max-tokens".into(),
         K::NoChatTemplate => "copy chat_template.jinja from the model's repository, or leave out --chat".into(),
         K::ChatTemplate { .. } => {
@@ -341,6 +343,21 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
              huggingface_hub's RepoFile fields"
                 .into()
         }
+        K::ListingNames { .. } => {
+            "fetch https://huggingface.co/api/models/ORG/NAME/tree/main?recursive=true, which has them; with huggingface_hub \
+             they are in `list_repo_tree(…, recursive=True)` and in `model_info(…, files_metadata=True)`"
+                .into()
+        }
+        K::ListingNoHash => "fetch the listing anew, with hashes; a size alone proves nothing".into(),
+        K::PassLeftOut { key, .. } => format!("set `{key}` to true, unless it is meant so"),
+        K::PassStays { key, .. } => format!("set `{key}` to true, or give another directory as `container`"),
+        K::DraftsUnasked => "give `verify.min_mtp_acceptance` a share above 0, unless it is meant so".into(),
+        K::NestedDirectory { .. } => "choose a directory beside it".into(),
+        K::SumsForeign => {
+            "move it out of the directory, or remove it: publishing writes a SHA256SUMS of all files".into()
+        }
+        K::PagesNotDirectory => "make the directory first, or give one that is there".into(),
+        K::NameNotCarried => "rename it in the source if the container is to have it".into(),
         K::ListingSize { .. } | K::ListingHash { .. } => "upload the file again".into(),
         K::ListingMissing => "upload the file; should many be missing, the listing may be its first page alone".into(),
         K::ListingExtra => "delete it from the repository: nobody has verified it".into(),

@@ -310,7 +310,7 @@ pub enum FaultKind {
     FlagsExclude { one: &'static str, other: &'static str, why: &'static str },
     #[error("not enough space: {needed} bytes needed, {free} free")]
     NoSpace { needed: u64, free: u64 },
-    #[error("the source file changed while it was read: {what} was {expected}, now {found}")]
+    #[error("the file changed while it was read: {what} was {}, now {}", measured(what, *expected), measured(what, *found))]
     SourceChanged { what: &'static str, expected: u64, found: u64 },
     #[error("version {found} of the file, this program knows {expected}")]
     FileVersion { expected: u64, found: u64 },
@@ -420,6 +420,8 @@ pub enum FaultKind {
     GpuGroups { kernel: String, found: u32, limit: u32 },
     #[error("{what} are {found}, a GPU computes at most {limit}")]
     GpuDimension { what: &'static str, found: usize, limit: usize },
+    #[error("{device} is not used: {}", escaped_message(reason))]
+    DeviceUnused { device: String, reason: String },
     #[error("no fault was made: launch {launch} was to be wrong, there were {launches}")]
     GpuNotInjected { launch: u64, launches: u64 },
     #[error("launch {launch}, {kernel}, was made to fail")]
@@ -430,8 +432,8 @@ pub enum FaultKind {
     NoTokens,
     #[error("token id {id} is not below vocab_size {vocab_size}")]
     TokenId { id: u64, vocab_size: u64 },
-    #[error("the logits after row {row} are not finite")]
-    LogitsNotFinite { row: usize },
+    #[error("the logits of {what}, row {row} of those that were computed together, are not finite")]
+    LogitsNotFinite { what: &'static str, row: usize },
     #[error("the tokenizer does not load: {message}")]
     TokenizerSyntax { message: String },
     #[error("the tokenizer cannot {action}: {message}")]
@@ -443,7 +445,8 @@ pub enum FaultKind {
     #[error("the prompt is empty")]
     PromptEmpty,
     #[error(
-        "the prompt has {tokens} tokens and up to {max_tokens} are to follow, together {}; the model takes at most {limit}",
+        "the prompt has {tokens} tokens and {} to follow, together {}; the model takes at most {limit}",
+        if *max_tokens == 1 { "1 is".to_owned() } else { format!("up to {max_tokens} are") },
         tokens.saturating_add(*max_tokens)
     )]
     PromptTooLong { tokens: usize, max_tokens: usize, limit: u64 },
@@ -453,6 +456,10 @@ pub enum FaultKind {
     NoChatTemplate,
     #[error("{}the chat template fails: {}", line.map(|line| format!("line {line}: ")).unwrap_or_default(), escaped_message(message))]
     ChatTemplate { line: Option<usize>, message: String },
+    #[error(
+        "the model and a text of up to {tokens} tokens, prompt included, need {needed} bytes of memory at least, {available} are available"
+    )]
+    GenerationTooLarge { tokens: u64, needed: u64, available: u64 },
     #[error("interrupted after {tokens} tokens")]
     GenerationInterrupted { tokens: usize },
     #[error(
@@ -594,6 +601,13 @@ pub enum FaultKind {
     OtherModel { tensors: usize, container: Shape, source_shape: Option<Shape> },
     #[error("the tensors' checksums are {}, this program knows {expected}", escaped(found))]
     ChecksumUnknown { expected: &'static str, found: String },
+    #[error(
+        "the model was changed while it was verified: its {} was {}, now it is {}",
+        escaped(what),
+        escaped(expected),
+        escaped(found)
+    )]
+    ChangedMeanwhile { what: String, expected: String, found: String },
     #[error("the file exists")]
     FileExists,
     #[error("the file exists and is no report of this command")]
@@ -666,8 +680,30 @@ pub enum FaultKind {
     BaseModelUnknown,
     #[error("the file has {found} bytes; the Hub takes at most {limit}")]
     TooLargeForHub { limit: u64, found: u64 },
+    #[error("the file exists and is not a list of checksums that `coliconv publish` wrote")]
+    SumsForeign,
+    #[error("the pages cannot be written here: not a directory")]
+    PagesNotDirectory,
+    #[error("the name holds control characters or a backslash, so the file is not carried along")]
+    NameNotCarried,
+    #[error("`{key}` is false, and the source has {what}: the container is made without")]
+    PassLeftOut { key: &'static str, what: &'static str },
+    #[error(
+        "`{key}` is false, but the container has {what} of an earlier run: it stays, and is verified and published"
+    )]
+    PassStays { key: &'static str, what: &'static str },
+    #[error("the policy asks for no accepted drafts: whether the MTP head is of any use is not looked at")]
+    DraftsUnasked,
+    #[error("the directory lies within that of the {}, {}", what, escaped_whole(outer))]
+    NestedDirectory { what: &'static str, outer: String },
     #[error("the listing does not parse: {}", escaped_message(message))]
     ListingSyntax { message: String },
+    #[error(
+        "the listing has neither sizes nor hashes, of {} only the name; the first is {}",
+        if *files == 1 { "the one file".to_owned() } else { format!("all {files} files") },
+        escaped(name)
+    )]
+    ListingNames { files: usize, name: String },
     #[error("the repository has {found} bytes of this file, the container {expected}")]
     ListingSize { expected: u64, found: u64 },
     #[error("the {what} is {} in the repository, {expected} in the container", escaped(found))]
@@ -694,6 +730,14 @@ pub enum FaultKind {
     GpuCall { device: String, doing: String, call: &'static str, code: String, launched: Option<(u64, String)> },
     #[error("{}: no memory for {purpose}: {wanted} bytes are wanted, {free} of {total} are free", escaped(device))]
     GpuMemory { device: String, purpose: String, wanted: u64, free: u64, total: u64 },
+    #[error("{api} cannot be used: {}", escaped_message(reason))]
+    GpuApi { api: &'static str, reason: String },
+    #[error("{} cannot be used: {what}: expected at least {expected}, found {found}", escaped(device))]
+    GpuLacks { device: String, what: &'static str, expected: String, found: String },
+    #[error("{}: cannot {doing} within {seconds} s", escaped(device))]
+    GpuTimeout { device: String, doing: String, seconds: u64 },
+    #[error("{}: cannot {doing}: the validation layers say: {}", escaped(device), escaped_message(message))]
+    GpuValidation { device: String, doing: String, message: String },
     #[error("{}: no kernel {kernel} was made for it", escaped(device))]
     GpuKernel { device: String, kernel: String },
 }
@@ -719,13 +763,18 @@ impl FaultKind {
 }
 
 /// Nanoseconds as seconds.
+fn measured(what: &str, value: u64) -> String {
+    if what.ends_with("modification time") { seconds(value) } else { value.to_string() }
+}
+
 fn seconds(nanoseconds: u64) -> String {
     format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
 }
 
 /// `1 row`, `2 rows`.
-pub(crate) fn counted(count: u64, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+pub(crate) fn counted<N: std::fmt::Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
+    let ending = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {noun}{ending}")
 }
 
 /// `1 row is`, `2 rows are`.

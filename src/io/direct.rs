@@ -124,7 +124,7 @@ impl DirectFile {
         }
         let (expected, found) = (self.modified_nanoseconds, self.file.modified_now()?);
         if expected != found {
-            let kind = FaultKind::SourceChanged { what: "its modification time in nanoseconds", expected, found };
+            let kind = FaultKind::SourceChanged { what: "its modification time", expected, found };
             return Err(Fault::new(Place::file(self.file.path()), kind));
         }
         Ok(())

@@ -1,14 +1,20 @@
 //! The chat template of a model: messages to the text of a prompt.
 //!
 //! It is Jinja, as transformers' `apply_chat_template` renders it: blocks take the line end after them and the blanks before
-//! them along, Python's methods of strings, lists and dicts are there, and so is `raise_exception`. What could differ from
-//! one day or machine to the next (`strftime_now`) is not there, nor is `tojson`, which only tools need.
+//! them along, Python's methods of strings, lists and dicts are there, and so are `raise_exception`, `strftime_now`, `tojson`
+//! and `%`. What is no text is printed as Python prints it. [`jinja`] renders, [`bounds`] says how much a template may make.
+
+mod bounds;
+mod jinja;
+mod python;
+#[cfg(test)]
+mod written;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use minijinja::{Environment, Error, ErrorKind, Value};
+use chrono::{DateTime, Local};
+use minijinja::Value;
 use serde::Serialize;
 
 use crate::config::parse_object;
@@ -85,64 +91,26 @@ impl ChatTemplate {
 
     /// The prompt after which the model says what the assistant says.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(limits::MAX_TEMPLATE_STEPS));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        });
-        let mut context: BTreeMap<&str, Value> =
-            self.tokens.iter().map(|(key, token)| (key.as_str(), Value::from(token.as_str()))).collect();
-        context.insert("messages", Value::from_serialize(messages));
-        context.insert("add_generation_prompt", true.into());
-        context.insert("tools", ().into());
-        context.insert("documents", ().into());
-        let mut text = Bounded(Vec::new());
-        let template = environment.template_from_named_str(KEY, &self.source);
-        let rendered = template.and_then(|template| template.render_captured_to(context, &mut text).map(drop));
-        rendered.map_err(|error| self.fault(&error))?;
-        if text.0.is_empty() {
+        self.render_at(messages, Local::now(), limits::MAX_TEMPLATE_MADE_BYTES)
+    }
+
+    /// The same at another time, within so many bytes.
+    fn render_at(&self, messages: &[Message], now: DateTime<Local>, bytes: u64) -> Result<String> {
+        let mut context: BTreeMap<String, Value> =
+            self.tokens.iter().map(|(key, token)| (key.clone(), Value::from(token.as_str()))).collect();
+        context.insert("messages".to_owned(), Value::from_serialize(messages));
+        context.insert("add_generation_prompt".to_owned(), true.into());
+        context.insert("tools".to_owned(), ().into());
+        context.insert("documents".to_owned(), ().into());
+        let text = jinja::render(&self.source, &context, now, bytes).map_err(|failure| {
+            let kind = FaultKind::ChatTemplate { line: failure.line, message: failure.message };
+            Fault::new(Place::file(&self.path), kind)
+        })?;
+        if text.is_empty() {
             let kind = FaultKind::ChatTemplate { line: None, message: "it writes nothing".to_owned() };
             return Err(Fault::new(Place::file(&self.path), kind));
         }
-        Ok(String::from_utf8(text.0).expect("a template writes text"))
-    }
-
-    fn fault(&self, error: &Error) -> Fault {
-        let mut message = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-        let mut line = error.line();
-        // What is wrong deep inside, for one of a macro, comes with its own line.
-        let mut cause = std::error::Error::source(error);
-        while let Some(source) = cause {
-            match source.downcast_ref::<Error>() {
-                Some(inner) => {
-                    message = inner.detail().map_or_else(|| inner.kind().to_string(), str::to_owned);
-                    line = inner.line().or(line);
-                }
-                None => message = source.to_string(),
-            }
-            cause = source.source();
-        }
-        Fault::new(Place::file(&self.path), FaultKind::ChatTemplate { line, message })
-    }
-}
-
-/// Text up to a limit.
-struct Bounded(Vec<u8>);
-
-impl Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if (self.0.len() + bytes.len()) as u64 > limits::MAX_PROMPT_BYTES {
-            return Err(io::Error::other(format!("the prompt has more than {} bytes", limits::MAX_PROMPT_BYTES)));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        Ok(text)
     }
 }
 
@@ -214,12 +182,8 @@ mod tests {
                 "M/chat_template.jinja: line 2: the chat template fails: no system",
             ),
             (
-                "{{ strftime_now('%d') }}",
-                "M/chat_template.jinja: line 1: the chat template fails: strftime_now is unknown",
-            ),
-            (
-                "{{ tools | tojson }}",
-                "M/chat_template.jinja: line 1: the chat template fails: filter tojson is unknown",
+                "{{ tools | batch(2) }}",
+                "M/chat_template.jinja: line 1: the chat template fails: filter batch is unknown",
             ),
             (
                 "{% macro m() %}\n{{ none.x.y }}{% endmacro %}\n\n{{ m() }}",

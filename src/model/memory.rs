@@ -10,8 +10,9 @@ use super::CHUNK_ROWS;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::Device;
 use crate::backend::gpu::driver::{DeviceMemory, Driver};
+use crate::backend::reference::spare_rows;
 use crate::checkpoint::{SCALE_SUFFIX, weight_files};
-use crate::config::Config;
+use crate::config::{Config, IndexerType};
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::experts::{Options, slot_bytes, staging_bytes};
 use crate::header::{Header, StoredTensor};
@@ -60,6 +61,17 @@ impl Needs {
     /// What the model in a directory takes for texts of up to so many positions at once, of which up to `rows` go through
     /// the layers together. What cannot be read is none of it: whoever opens the model refuses it.
     pub fn of(directory: &Path, config: &Config, positions: u64, rows: u64) -> Needs {
+        Needs::planned(directory, config, positions, rows, std::iter::empty())
+    }
+
+    /// The same of a model that is about to be written: these tensors are not in the directory yet.
+    pub fn planned<'t>(
+        directory: &Path,
+        config: &Config,
+        positions: u64,
+        rows: u64,
+        planned: impl Iterator<Item = &'t StoredTensor>,
+    ) -> Needs {
         let census = Census::of(config);
         let mut needs = Needs {
             directory: directory.to_owned(),
@@ -77,6 +89,7 @@ impl Needs {
                 needs.add(tensor, &census, &mut experts);
             }
         }
+        planned.for_each(|tensor| needs.add(tensor, &census, &mut experts));
         let slot = |expert: &OfExpert| slot_bytes(expert.codes, expert.scales);
         needs.staging = experts.values().map(|expert| staging_bytes(expert.staged)).max().unwrap_or(0);
         needs.experts = experts.values().map(slot).fold(0, u64::saturating_add);
@@ -129,7 +142,8 @@ impl Needs {
     }
 }
 
-/// Activations of as many rows as go through the layers together, and caches of all positions, which grow by doubling.
+/// Activations of as many rows as go through the layers together, and caches of all positions with what they have room for
+/// beside them. One cache at a time moves when it grows.
 fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
     let (d, heads) = (config.hidden_size, config.num_attention_heads);
     let (q, values) = (heads * config.qk_head_dim(), heads * config.v_head_dim);
@@ -138,14 +152,15 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
     let rows = positions.min(rows);
     let of_row = [(d, 24), (q, 4), (values, 5), (inner, 8)].iter().map(|(width, times)| width * times).sum::<u64>();
     let kv = config.kv_lora_rank + config.qk_rope_head_dim;
-    let layers = config.num_hidden_layers + 1;
-    let of_position = 2 * layers * (kv + config.index_head_dim);
+    let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
+    let of_position = (config.num_hidden_layers + 2) * kv + indexers * config.index_head_dim;
+    let kept = positions.saturating_add(spare_rows(positions));
     let of_head =
         (config.qk_head_dim() + config.v_head_dim) * config.kv_lora_rank * rayon::current_num_threads() as u64;
     // Queries of cached rows and what they find there, of some heads at a time.
     let attended = ATTENDED_QUERIES.max(rows) * (kv + 4 * config.kv_lora_rank);
     let logits = 3 * HEAD_ROWS.min(rows) * config.vocab_size;
-    [rows.saturating_mul(of_row), positions.saturating_mul(of_position), of_head, attended, logits]
+    [rows.saturating_mul(of_row), kept.saturating_mul(of_position), of_head, attended, logits]
         .into_iter()
         .fold(0, u64::saturating_add)
         .saturating_mul(4)
@@ -174,6 +189,11 @@ pub fn share(models: &[Needs], memory: Option<u64>) -> Result<Vec<Options>> {
         Options { direct: share < more, ..Options::within(needs.experts_at_least + share.min(more)) }
     };
     Ok(models.iter().map(options).collect())
+}
+
+/// Positions that the caches of a GPU have room for when they have come to so many: they grow by doubling.
+pub fn gpu_positions(positions: u64) -> u64 {
+    positions.saturating_mul(2)
 }
 
 /// A CPU for a model within `memory` bytes: see [`share`]. `positions` are those of all texts that are kept at the same time.

@@ -104,7 +104,7 @@ impl<B: Backend> Model<'_, B> {
 
     /// What the MTP head says after each row of [`Model::absorb`] or [`Model::chain`]: x [n, d], `asked [n]`.
     pub fn predict_drafts(&self, x: &B::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
-        super::finite(self.mtp()?.predict(self.backend, &self.embedding, &self.head, x, asked)?)
+        super::finite("the MTP head", self.mtp()?.predict(self.backend, &self.embedding, &self.head, x, asked)?)
     }
 
     /// The MTP head's drafts along a text: at each position p but the last, what it says tok[p+2] will be.

@@ -39,7 +39,9 @@ impl Sampler {
                 let rows = logits.chunks_exact(logits.len() / rows).enumerate();
                 let draw = |(row, logits)| {
                     let drawn = sampling.draw(logits, (number + row) as u64);
-                    drawn.ok_or_else(|| Fault::new(Place::default(), FaultKind::LogitsNotFinite { row }))
+                    drawn.ok_or_else(|| {
+                        Fault::new(Place::default(), FaultKind::LogitsNotFinite { what: "the model", row })
+                    })
                 };
                 rows.map(draw).collect()
             }

@@ -48,6 +48,27 @@ impl Tokenizer {
         self.inner.id_to_token(id).is_some()
     }
 
+    /// The bytes of some ids, if the tokenizer spells bytes as characters: those that print as they are, the others as
+    /// U+0100 and on, in order (byte-level BPE). `None` if it does not.
+    pub fn bytes(&self, ids: &[u32]) -> Option<Vec<u8>> {
+        let printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let others: Vec<u8> = (0..=255).filter(|byte| !printable(byte)).collect();
+        let byte = |c: char| match u8::try_from(u32::from(c)).ok().filter(printable) {
+            Some(byte) => Some(byte),
+            None => others.get(u32::from(c).checked_sub(0x100)? as usize).copied(),
+        };
+        let added = self.inner.get_added_tokens_decoder();
+        let mut bytes = Vec::new();
+        for &id in ids {
+            let token = self.inner.id_to_token(id)?;
+            match added.contains_key(&id) {
+                true => bytes.extend_from_slice(token.as_bytes()),
+                false => bytes.extend(token.chars().map(byte).collect::<Option<Vec<u8>>>()?),
+            }
+        }
+        Some(bytes)
+    }
+
     /// The id of a token spelled exactly so.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)

@@ -40,6 +40,9 @@ pub struct Settings {
     /// Threads; 0 for one per core.
     #[serde(default)]
     pub threads: usize,
+    /// Memory for the model when it is verified and scored, in bytes; null for what is available. No result depends on it.
+    #[serde(default)]
+    pub memory: Option<u64>,
 }
 
 /// How to convert.
@@ -56,6 +59,12 @@ pub struct Convert {
     pub follow: bool,
     /// Whether to remove files of the source when nothing needs them. Then nothing can be compared with the source.
     pub consume: bool,
+    /// Whether to write formats that the colibri engine would misread at their shape.
+    pub allow_ambiguous: bool,
+    /// Whether to count NaN and infinite weights as 0.
+    pub allow_non_finite: bool,
+    /// Whether to convert although tensors or files are missing.
+    pub allow_incomplete: bool,
 }
 
 /// How to verify.
@@ -176,17 +185,42 @@ impl Settings {
         if self.score.tasks.is_empty() && self.score.texts.is_empty() {
             refuse(Place::file(path), FaultKind::NothingToScore);
         }
+        let (checkpoint, container) = (resolved(&self.checkpoint), resolved(&self.container));
+        let nested = |what, outer: &Path| {
+            let outer = outer.to_string_lossy().into_owned();
+            FaultKind::NestedDirectory { what, outer }
+        };
+        if checkpoint == container {
+            refuse(Place::file(&self.container), FaultKind::SameDirectory);
+        } else if container.starts_with(&checkpoint) {
+            refuse(Place::file(&self.container), nested("checkpoint", &self.checkpoint));
+        } else if checkpoint.starts_with(&container) {
+            refuse(Place::file(&self.checkpoint), nested("container", &self.container));
+        }
         let reports = resolved(&self.reports);
-        if [&self.container, &self.checkpoint].into_iter().any(|model| reports.starts_with(resolved(model))) {
+        if [&container, &checkpoint].into_iter().any(|model| reports.starts_with(model)) {
             refuse(Place::file(&self.reports), FaultKind::ResultsInModel);
+        } else if container.starts_with(&reports) {
+            refuse(Place::file(&self.container), nested("reports", &self.reports));
         }
         for file in self.verify.references.iter().chain(self.score.tasks.values()).chain(self.score.texts.values()) {
             if !file.is_file() {
                 refuse(Place::file(file), FaultKind::InputAbsent);
             }
         }
+        if let Some(baseline) = self.score.baseline.as_ref().filter(|baseline| !baseline.exists()) {
+            refuse(Place::file(baseline), FaultKind::InputAbsent);
+        }
+        // What is waited for may be made by a downloader.
+        if !self.convert.follow && !self.checkpoint.is_dir() {
+            refuse(Place::file(&self.checkpoint), FaultKind::NotADirectory);
+        }
         if self.score.limit == Some(0) {
             let (flag, expected) = ("`score.limit`", "a number above 0");
+            refuse(Place::file(path), FaultKind::FlagValue { flag, expected, found: "0".to_owned() });
+        }
+        if self.memory == Some(0) {
+            let (flag, expected) = ("`memory`", "a number above 0");
             refuse(Place::file(path), FaultKind::FlagValue { flag, expected, found: "0".to_owned() });
         }
         faults.extend(self.publish.repo_id.as_deref().and_then(|id| check_repo_id(id).err()));

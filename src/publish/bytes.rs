@@ -57,9 +57,61 @@ impl Hashed {
     }
 }
 
-/// Where the Hub keeps a file: weights by the attributes that every repository begins with, others by their size.
+/// Names that go to LFS whatever their size: the patterns of the .gitattributes with which the Hub begins a model's
+/// repository (1519 bytes, git blob a6344aac8c09253b3b630fb776ae94478aa0275b), but for its one of folders.
+const LFS_PATTERNS: [&str; 34] = [
+    "*.7z",
+    "*.arrow",
+    "*.bin",
+    "*.bz2",
+    "*.ckpt",
+    "*.ftz",
+    "*.gz",
+    "*.h5",
+    "*.joblib",
+    "*.lfs.*",
+    "*.mlmodel",
+    "*.model",
+    "*.msgpack",
+    "*.npy",
+    "*.npz",
+    "*.onnx",
+    "*.ot",
+    "*.parquet",
+    "*.pb",
+    "*.pickle",
+    "*.pkl",
+    "*.pt",
+    "*.pth",
+    "*.rar",
+    "*.safetensors",
+    "*.tar.*",
+    "*.tar",
+    "*.tflite",
+    "*.tgz",
+    "*.wasm",
+    "*.xz",
+    "*.zip",
+    "*.zst",
+    "*tfevents*",
+];
+
+/// Where the Hub keeps a file: by the attributes that every repository begins with, and by its size.
 fn storage(name: &str, bytes: u64) -> Storage {
-    if name.ends_with(".safetensors") || bytes > limits::MAX_GIT_BYTES { Storage::Lfs } else { Storage::Git }
+    if LFS_PATTERNS.iter().any(|pattern| matches(pattern, name)) || bytes > limits::MAX_GIT_BYTES {
+        Storage::Lfs
+    } else {
+        Storage::Git
+    }
+}
+
+/// Whether a name matches a pattern whose only special character is `*`, which begins it and may end it.
+fn matches(pattern: &str, name: &str) -> bool {
+    let ending = pattern.strip_prefix('*').expect("every pattern begins with an asterisk");
+    match ending.strip_suffix('*') {
+        Some(within) => name.contains(within),
+        None => name.ends_with(ending),
+    }
 }
 
 /// Reads several files at once, with more workers than threads, so that the disk does not wait for hashing. Results are in
@@ -126,8 +178,26 @@ mod tests {
     }
 
     #[test]
+    fn the_patterns_are_those_of_a_new_repository() {
+        // Written as the Hub writes them they are its file, whose id everybody can see in a listing.
+        let mut lines: Vec<String> = LFS_PATTERNS.iter().map(|pattern| pattern.to_string()).collect();
+        let at = 1 + lines.iter().position(|pattern| pattern == "*.safetensors").unwrap();
+        lines.insert(at, "saved_model/**/*".to_owned());
+        let text: String = lines.iter().map(|line| format!("{line} filter=lfs diff=lfs merge=lfs -text\n")).collect();
+        let attributes = Hashed::of(".gitattributes", text.as_bytes());
+        assert_eq!(attributes.record.bytes, 1519);
+        assert_eq!(attributes.git_blob_id.as_deref(), Some("a6344aac8c09253b3b630fb776ae94478aa0275b"));
+    }
+
+    #[test]
     fn large_files_and_weights_go_to_lfs() {
         assert_eq!(storage("a.safetensors", 1), Storage::Lfs);
+        for name in ["tokenizer.model", "a.lfs.json", "b.tar.x", "events.out.tfevents.1", ".zip", "imatrix.npy"] {
+            assert_eq!(storage(name, 1), Storage::Lfs, "{name}");
+        }
+        for name in ["model", "a.models", "tar.gzip", "a.PT", "pt", "config.json", "chat_template.jinja"] {
+            assert_eq!(storage(name, 1), Storage::Git, "{name}");
+        }
         assert_eq!(storage("tokenizer.json", limits::MAX_GIT_BYTES), Storage::Git);
         assert_eq!(storage("tokenizer.json", limits::MAX_GIT_BYTES + 1), Storage::Lfs);
     }

@@ -3,6 +3,7 @@
 
 mod tables;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::evidence::Evidence;
@@ -10,7 +11,7 @@ use super::front::{Front, Writer};
 use super::policy::CardPolicy;
 use super::recipe;
 use crate::container::manifest::{CARD_FILE, CARD_MARK, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, SUMS_FILE};
-use crate::error::{Fault, FaultKind, Place};
+use crate::error::{Fault, FaultKind, Place, counted};
 
 pub use tables::{Totals, class_rows};
 use tables::{drafts_text, formats_table, scores_text, tokens_table};
@@ -118,7 +119,8 @@ impl Subject<'_> {
         yaml.text("pipeline_tag", self.front.pipeline_tag.as_deref().unwrap_or("text-generation"));
         let mut tags = vec!["colibri".to_owned(), "coliconv".to_owned(), self.manifest.model_type.clone()];
         tags.extend(totals.formats.iter().map(|format| format.split('(').next().unwrap_or_default().to_owned()));
-        tags.dedup();
+        let mut seen = BTreeSet::new();
+        tags.retain(|tag| seen.insert(tag.clone()));
         yaml.list("tags", &tags);
         yaml.list("quantization", &totals.formats);
         yaml.number("parameters", totals.parameters);
@@ -147,11 +149,11 @@ impl Subject<'_> {
             (false, false) => "",
         };
         format!(
-            "{base}: a container for the colibri engine, {} parameters in {} ({:.2} bits each), {} files of weights{with}.{kept}",
+            "{base}: a container for the colibri engine, {} parameters in {} ({:.2} bits each), {} of weights{with}.{kept}",
             tables::human_count(totals.parameters),
             tables::human_bytes(totals.file_bytes),
             8.0 * totals.weight_bytes as f64 / totals.parameters.max(1) as f64,
-            self.manifest.files.len(),
+            counted(self.manifest.files.len() as u64, "file"),
         )
     }
 
@@ -178,8 +180,8 @@ impl Subject<'_> {
         }
         let source: u64 = self.manifest.source.iter().map(|file| file.bytes).sum();
         out += &format!(
-            "\nfrom {} files of {}; `{MANIFEST_FILE}` names them with sizes and header hashes.\n",
-            self.manifest.source.len(),
+            "\nfrom {} of {}; `{MANIFEST_FILE}` has names, sizes and header hashes.\n",
+            counted(self.manifest.source.len() as u64, "file"),
             tables::human_bytes(source)
         );
         if !self.manifest.warnings.is_empty() {

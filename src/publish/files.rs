@@ -75,8 +75,7 @@ impl Contents {
                 let (expected, found) = (recorded.sha256.clone(), file.record.sha256.clone());
                 faults.push(Fault::new(path(), FaultKind::FileHash { expected, found }));
             }
-            let (limit, found) = (limits::MAX_HUB_FILE_BYTES, file.record.bytes);
-            warnings.extend((found > limit).then(|| Fault::new(path(), FaultKind::TooLargeForHub { limit, found })));
+            warnings.extend(too_large(file.record.bytes).map(|kind| Fault::new(path(), kind)));
         }
         faults.sort_by(|a, b| a.place.cmp(&b.place));
         Ok(Contents { hashed, manifest_faults, faults, warnings })
@@ -161,6 +160,12 @@ fn is_own_card(container: &Path, record: &FileRecord) -> bool {
     String::from_utf8_lossy(&sums).lines().any(|found| found == line)
 }
 
+/// Whether the Hub takes a file of this size.
+fn too_large(found: u64) -> Option<FaultKind> {
+    let limit = limits::MAX_HUB_FILE_BYTES;
+    (found > limit).then_some(FaultKind::TooLargeForHub { limit, found })
+}
+
 /// What makes a manifest useless: names that lead elsewhere, names twice, a conversion that was begun.
 fn check_manifest(container: &Path, manifest: &Manifest) -> Result<Vec<Fault>> {
     let path = container.join(MANIFEST_FILE);
@@ -213,11 +218,29 @@ fn foreign(container: &Path, manifest: &Manifest) -> Result<Vec<Fault>> {
         // Folders that uploaders keep for themselves and never upload.
         let of_hub = name == ".git" || (name == ".cache" && only_hub_cache(&entry.path()));
         let locked = is_working_name(&name) && name.ends_with(".lock");
+        if name == SUMS_FILE && !is_own_sums(&entry.path()) {
+            faults.push(Fault::new(Place::file(entry.path()), FaultKind::SumsForeign));
+        }
         if !(named.contains(name.as_str()) || own || of_hub || locked) {
             faults.push(Fault::new(Place::file(entry.path()), FaultKind::NotOfContainer));
         }
     }
     Ok(faults)
+}
+
+/// Whether a list of checksums is one that an earlier publishing wrote, though maybe of other files: by its form, and by
+/// naming the card and the manifest. Another list may be about what is not here, and is not overwritten.
+fn is_own_sums(path: &Path) -> bool {
+    let Ok(bytes) = read_small(path, limits::MAX_MANIFEST_BYTES) else { return false };
+    let Ok(text) = String::from_utf8(bytes) else { return false };
+    let line = |line: &str| {
+        let (hash, name) = line.split_once("  ")?;
+        let is_hash = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        (is_hash && !name.is_empty()).then(|| name.to_owned())
+    };
+    let Some(names) = text.lines().map(line).collect::<Option<Vec<String>>>() else { return false };
+    let has = |name: &str| names.iter().any(|found| found == name);
+    names.is_sorted_by(|a, b| a < b) && has(CARD_FILE) && has(MANIFEST_FILE)
 }
 
 /// Whether a `.cache` holds nothing but huggingface_hub's own folder.
@@ -237,4 +260,16 @@ pub fn remove_leftovers(container: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_the_hub_does_not_take_are_told() {
+        assert!(too_large(limits::MAX_HUB_FILE_BYTES).is_none());
+        let text = too_large(limits::MAX_HUB_FILE_BYTES + 1).unwrap().to_string();
+        assert!(text.contains("the Hub takes at most"), "{text}");
+    }
 }

@@ -7,7 +7,7 @@ use super::checks::Checks;
 use super::evidence::{Evidence, Told};
 use super::policy::{Policy, ScorePolicy, VerifyPolicy};
 use super::shell::quoted_path;
-use crate::error::{Fault, FaultKind, Place};
+use crate::error::{Fault, FaultKind, Place, counted};
 use crate::report::{CheckStatus, ScoreBaseline, ScoreReport, Verdict, VerifyReport, VerifyTokens};
 use crate::verify::{Level, OWN_REFERENCE};
 
@@ -55,6 +55,9 @@ pub fn examine(container: &Path, has_mtp: bool, evidence: &Evidence, policy: &Po
     }
     checks.check(Level::Tokens.name(), faults, looked_at);
     checks.warn(&warnings);
+    if has_mtp && policy.verify.min_mtp_acceptance == 0.0 {
+        checks.warn(&[Fault::new(Place::file(container), FaultKind::DraftsUnasked)]);
+    }
     let sources: BTreeSet<&str> =
         evidence.verify.iter().filter_map(|told| told.report.source_model_sha256.as_deref()).collect();
     let (mut faults, looked_at) = scores(container, &evidence.score, &policy.score);
@@ -137,11 +140,6 @@ fn is_used(entry: &VerifyTokens) -> bool {
     let ran = entry.gpu.as_ref().is_none_or(|gpu| gpu.dispatches > 0);
     let is_gpu = matches!(device, "cuda" | "vulkan");
     entry.backend == device && ran && (!is_gpu || entry.gpu.is_some())
-}
-
-/// `1 task`, `2 tasks`
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn listed(names: &BTreeSet<String>) -> String {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::bytes::Hashed;
 use crate::container::manifest::FileRecord;
-use crate::error::{Fault, FaultKind, Place, Result};
+use crate::error::{Fault, FaultKind, Place, Result, escaped};
 use crate::io::read_small;
 use crate::limits;
 use crate::progress::Silent;
@@ -51,6 +51,8 @@ struct RawEntry {
     oid: Option<String>,
     #[serde(alias = "blobId")]
     blob_id: Option<String>,
+    #[serde(alias = "treeId")]
+    tree_id: Option<String>,
     lfs: Option<RawLfs>,
 }
 
@@ -59,6 +61,16 @@ struct RawLfs {
     oid: Option<String>,
     sha256: Option<String>,
     size: Option<u64>,
+}
+
+/// What an entry of a listing is.
+enum Listed {
+    /// A file with its size.
+    File(Entry),
+    /// A file of which there is only the name.
+    Name(String),
+    /// A folder.
+    Folder,
 }
 
 impl Listing {
@@ -71,8 +83,8 @@ impl Listing {
     /// Parses the text of a listing; `path` is for messages only.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Listing> {
         let syntax = |message: String| Fault::new(Place::file(path), FaultKind::ListingSyntax { message });
-        let mut entries = Vec::new();
-        let mut documents = 0;
+        let (mut entries, mut names) = (Vec::new(), Vec::new());
+        let (mut documents, mut number) = (0, 0);
         for document in serde_json::Deserializer::from_slice(bytes).into_iter::<Value>() {
             documents += 1;
             let values = match document.map_err(|e| syntax(e.to_string()))? {
@@ -88,12 +100,25 @@ impl Listing {
                 _ => return Err(syntax("expected a list of files".to_owned())),
             };
             for value in values {
-                let number = entries.len() + 1;
-                entries.extend(entry(value).map_err(|message| syntax(format!("entry {number}: {message}")))?);
+                number += 1;
+                match entry(value).map_err(|message| syntax(format!("entry {number}: {message}")))? {
+                    Listed::File(entry) => entries.push(entry),
+                    Listed::Name(name) => names.push(name),
+                    Listed::Folder => {}
+                }
             }
         }
         if documents == 0 {
             return Err(syntax("it is empty".to_owned()));
+        }
+        match names.first() {
+            // What is only named may be anything: it is neither there nor missing.
+            Some(name) if entries.is_empty() => {
+                let kind = FaultKind::ListingNames { files: names.len(), name: name.clone() };
+                return Err(Fault::new(Place::file(path), kind));
+            }
+            Some(name) => return Err(syntax(format!("`size` of {} is missing", escaped(name)))),
+            None => {}
         }
         Ok(Listing { path: path.to_owned(), entries })
     }
@@ -145,22 +170,25 @@ impl Listing {
     }
 }
 
-/// The entry of a file; none for a directory.
-fn entry(value: Value) -> Result<Option<Entry>, String> {
+/// What one entry says.
+fn entry(value: Value) -> Result<Listed, String> {
+    if let Value::String(name) = value {
+        return Ok(Listed::Name(name));
+    }
     if !value.is_object() {
         return Err(format!("expected an object with path and size, found {value}"));
     }
     let raw: RawEntry = serde_json::from_value(value).map_err(|e| e.to_string())?;
-    let is_directory = raw.kind.as_deref().is_some_and(|kind| kind != "file");
     // A folder of huggingface_hub's has a tree id in the place of a size.
-    if is_directory || (raw.kind.is_none() && raw.size.is_none() && raw.path.is_some() && raw.blob_id.is_none()) {
-        return Ok(None);
+    let is_folder = raw.kind.as_deref().map_or(raw.tree_id.is_some(), |kind| kind != "file");
+    if is_folder {
+        return Ok(Listed::Folder);
     }
     let name = raw.path.ok_or("`path` is missing")?;
     let lfs = raw.lfs.map(|lfs| Lfs { sha256: lfs.sha256.or(lfs.oid), bytes: lfs.size });
     let bytes = raw.size.or(lfs.as_ref().and_then(|lfs| lfs.bytes));
-    let bytes = bytes.ok_or_else(|| format!("`size` of {} is missing", crate::error::escaped(&name)))?;
-    Ok(Some(Entry { name, bytes, git_blob_id: raw.oid.or(raw.blob_id), lfs }))
+    let Some(bytes) = bytes else { return Ok(Listed::Name(name)) };
+    Ok(Listed::File(Entry { name, bytes, git_blob_id: raw.oid.or(raw.blob_id), lfs }))
 }
 
 impl Entry {

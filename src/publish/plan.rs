@@ -71,12 +71,14 @@ fn steps(container: &Path, id: &str) -> Vec<PublishStep> {
     // The commands mean the same wherever they are run.
     let container = container.canonicalize().unwrap_or_else(|_| container.to_owned());
     let (path, last) = (quoted_path(&container), quoted(LAST));
-    let step = |what: &str, command: String| PublishStep { what: what.to_owned(), command, with_hub_2: None };
+    let step = |what: &str, command: String| PublishStep { what: what.to_owned(), command, with_hub_1: None };
     vec![
+        // huggingface_hub 2 has no other command, and its own splits large folders and goes on; before, `hf upload` made one
+        // commit of everything.
         PublishStep {
             what: "upload everything but config.json and the manifest; to be repeated until it ends well".to_owned(),
-            command: format!("hf upload-large-folder {id} {path} --repo-type model --exclude {last}"),
-            with_hub_2: Some(format!("hf upload {id} {path} . --repo-type model --exclude {last}")),
+            command: format!("hf upload {id} {path} . --repo-type model --exclude {last}"),
+            with_hub_1: Some(format!("hf upload-large-folder {id} {path} --repo-type model --exclude {last}")),
         },
         step(
             "upload config.json and the manifest",
@@ -133,7 +135,9 @@ mod tests {
             "coliconv.manifest.json",
         ];
         assert_eq!((order, plan.total_bytes), (expected.to_vec(), 6));
-        assert_eq!(plan.steps[0].command, "hf upload-large-folder o/n '/a b' --repo-type model --exclude 'co*.json'");
+        assert_eq!(plan.steps[0].command, "hf upload o/n '/a b' . --repo-type model --exclude 'co*.json'");
+        let older = "hf upload-large-folder o/n '/a b' --repo-type model --exclude 'co*.json'";
+        assert_eq!(plan.steps[0].with_hub_1.as_deref(), Some(older));
         // What the first step leaves out is what stands behind in the order.
         let glob = globset::Glob::new(LAST).unwrap().compile_matcher();
         let late = plan.files.iter().map(|file| glob.is_match(&file.name)).collect::<Vec<_>>();

@@ -11,6 +11,7 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::notes;
 use crate::error::{Fault, FaultKind, Place, Result, escaped};
 use crate::io::read_small;
 use crate::json::{Object, repeated_key};
@@ -166,8 +167,10 @@ impl Policy {
         let some = |value: Option<f64>, good: fn(f64) -> bool| value.is_none_or(good);
         let known = |device: &String| ["cpu", "cuda", "vulkan", "reference"].contains(&device.as_str());
         let base = self.card.base_model.as_deref().is_none_or(|id| super::check_repo_id(id).is_ok());
+        let notes = self.card.notes.as_deref().is_none_or(|text| !notes::is_open(text));
         let keys = [
             (base, "card.base_model", "ORG/NAME"),
+            (notes, "card.notes", "Markdown whose code fences and comments are all closed: the card goes on behind it"),
             (verify.devices.iter().all(known), "verify.devices", "cpu, cuda, vulkan or reference"),
             (verify.min_devices >= 1, "verify.min_devices", "a number above 0"),
             (verify.min_references >= 1, "verify.min_references", "a number above 0"),
@@ -211,6 +214,7 @@ mod tests {
             (r#"{"score": {"max_kl_mean": -1}}"#, "`score.max_kl_mean`"),
             (r#"{"verify": {"min_devices": 0}}"#, "`verify.min_devices`: expected a number above 0"),
             (r#"{"verify": {"devices": ["gpu"]}}"#, "`verify.devices`: expected cpu, cuda, vulkan or reference"),
+            (r#"{"card": {"notes": "```\ncode"}}"#, "`card.notes`: expected Markdown whose code fences"),
             (r#"{"card": {"base_model": "GLM"}}"#, "`card.base_model`: expected ORG/NAME"),
             (r#"{"verify": {"min_references": 0}}"#, "`verify.min_references`"),
         ];

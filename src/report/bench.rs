@@ -15,6 +15,8 @@ pub struct BenchReport {
     pub cpu: Option<String>,
     /// The operating system's kernel, where the system tells.
     pub kernel: Option<String>,
+    /// What model is decoded with; null where none is.
+    pub model: Option<String>,
     /// Threads that worked.
     pub threads: u64,
     /// The measures, in the order in which they were taken.
@@ -56,11 +58,11 @@ pub struct BenchMeasure {
     pub peak_anonymous_bytes: Option<u64>,
     /// The measure that limits this one.
     pub limit: Option<String>,
-    /// Its rate by that of its limit.
+    /// Its rate by that of its limit in the same round: the median of all rounds.
     pub of_limit: Option<f64>,
     /// The measure of the plain way to do the same.
     pub baseline: Option<String>,
-    /// Its rate by that of its baseline.
+    /// Its rate by that of its baseline, each in its fastest round.
     pub of_baseline: Option<f64>,
 }
 

@@ -29,6 +29,8 @@ pub struct GenerateReport {
     pub ids: Vec<u32>,
     /// Their text without that stop id; other special tokens are spelled out.
     pub text: String,
+    /// Bytes of a character that the last tokens began and did not finish: they are in no text.
+    pub unfinished_bytes: u64,
     /// Why the text ended.
     pub stop_reason: GenerateStop,
     /// Most tokens that the text was to have.

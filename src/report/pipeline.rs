@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConvertReport, PublishReport, Refusal, ScoreReport, Verdict, VerifyReport};
+use super::{ConvertReport, Finding, PublishReport, Refusal, ScoreReport, Verdict, VerifyReport};
 
 /// `pipeline --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,6 +27,9 @@ pub struct PipelineReport {
     pub score: Option<ScoreReport>,
     /// The report of the gate and the upload plan.
     pub publish: Option<PublishReport>,
+    /// What of the pipeline is odd, beside what the steps themselves report.
+    #[serde(default)]
+    pub warnings: Vec<Finding>,
     /// Duration.
     pub seconds: f64,
 }

@@ -80,11 +80,11 @@ impl Storage {
 pub struct PublishStep {
     /// What it does.
     pub what: String,
-    /// The command, for a shell.
+    /// The command, for a shell, with huggingface_hub 2 or newer.
     pub command: String,
-    /// The same with huggingface_hub 2 and newer, where that is another command.
+    /// The same with huggingface_hub 1, or 0.34 and newer, where that is another command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub with_hub_2: Option<String>,
+    pub with_hub_1: Option<String>,
 }
 
 /// A container and a listing of its repository.

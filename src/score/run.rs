@@ -7,9 +7,9 @@ use super::results::Results;
 use super::row::{Baseline, Scorer};
 use super::{Compared, Job, Source, is_done, probes};
 use crate::backend::cpu::Cpu;
-use crate::backend::cuda;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Counters, Device, Mode, Operation};
+use crate::backend::{cuda, vulkan};
 use crate::config::stop_ids;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
@@ -42,6 +42,7 @@ pub(super) fn backend(device: Device) -> (&'static str, &'static str) {
         Device::Reference => of(&Plain::default()),
         Device::Cpu => of(&Cpu::default()),
         Device::Cuda(_) => (cuda::NAME, Mode::Exact.into()),
+        Device::Vulkan(_) => (vulkan::NAME, Mode::Exact.into()),
     }
 }
 
@@ -62,6 +63,7 @@ impl Job<'_> {
         match self.options.device() {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
             Device::Cuda(number) => self.compute_on(&cuda::backend(number, None)?, model, baseline, probe, results),
+            Device::Vulkan(number) => self.compute_on(&vulkan::backend(number, None)?, model, baseline, probe, results),
             Device::Cpu => {
                 let cpu = self.plan.map_or_else(Cpu::default, |plan| Cpu::with_experts(Isa::detect(), plan.experts));
                 self.compute_on(&cpu, model, baseline, probe, results)
@@ -105,7 +107,7 @@ impl Job<'_> {
         // A GPU goes on by itself: nothing here knows what takes its time.
         let shares = (tokens > 0 && !device.is_gpu()).then(|| shares(&backend.counters(), waited, scoring_seconds));
         let probes = probe.then(|| self.probes(&own, model)).transpose()?;
-        let experts = backend.expert_counters().map(Experts::from);
+        let experts = backend.expert_counters();
         let gpu = device.is_gpu().then(|| GpuRun::of(backend));
         Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares, experts, gpu })
     }

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::{Level, Levels, Options, Stage, counted, structure};
+use super::{Level, Levels, Options, Stage, structure};
 use crate::checkpoint::{Allowed, Checkpoint};
 use crate::config::CONFIG_FILE;
 use crate::container::reader::Found;
 use crate::dequantize::first_non_finite;
-use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
 use crate::limits;
 use crate::part::Part;
 use crate::progress::Progress;

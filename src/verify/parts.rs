@@ -3,7 +3,8 @@
 //! Every part looks at the structure as a whole, which is cheap, and at every N-th file of a manifest, weight, reference and
 //! text. What a part reports has a rank, so that the joined report is the one of a single run, but for the time that it took
 //! and what its cache of experts did. Parts are bound to the model: to its small files as a whole, and to names, sizes, beginnings
-//! and ends of its weight files. What a manifest says of these is bound with it.
+//! and ends of its weight files. What a manifest says of these is bound with it; without one, and of a source, the times of their
+//! last change are, for nothing else would tell that a file was changed in its middle between two parts.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -67,6 +68,7 @@ pub fn verify_part(
     check_options(path, kind, options)?;
     let binding = binding(path, kind, options)?;
     let examined = examine(path, options, part, progress)?;
+    still(path, &binding, &self::binding(path, kind, options)?)?;
     let seconds = started.elapsed().as_secs_f64();
     let share = Share {
         stages: examined.stages.clone(),
@@ -274,16 +276,43 @@ fn binding(path: &Path, kind: ModelKind, options: &Options) -> Result<Vec<Verify
     let devices: Vec<String> = devices.iter().map(Device::to_string).collect();
     let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
     let source = options.source.as_deref().map(identity).transpose()?;
+    let source_times = options.source.as_deref().map(times).transpose()?;
     let values = [
         ("program", env!("CARGO_PKG_VERSION").to_owned()),
         ("level", options.level.name().to_owned()),
         ("kind", kind.name().to_owned()),
         ("model", identity(path)?),
+        ("time of change", times(path)?),
         ("source", or_none(source.unwrap_or_default())),
+        ("source's time of change", or_none(source_times.unwrap_or_default())),
         ("reference", or_none(hashes.join(" "))),
         ("device", devices.join(" ")),
     ];
     Ok(values.into_iter().map(|(what, value)| VerifyBinding { what: what.to_owned(), value }).collect())
+}
+
+/// Refuses a model that was changed while a part looked at it.
+fn still(path: &Path, before: &[VerifyBinding], after: &[VerifyBinding]) -> Result<()> {
+    match before.iter().zip(after).find(|(before, after)| before != after) {
+        None => Ok(()),
+        Some((before, after)) => {
+            let (expected, found) = (before.value.clone(), after.value.clone());
+            let kind = FaultKind::ChangedMeanwhile { what: before.what.clone(), expected, found };
+            Err(Fault::new(Place::file(path), kind))
+        }
+    }
+}
+
+/// SHA-256 of names and times of the weight files, hexadecimal; `manifest` where there is one, which is bound itself.
+fn times(directory: &Path) -> Result<String> {
+    if directory.join(MANIFEST_FILE).exists() {
+        return Ok("manifest".to_owned());
+    }
+    let mut all = Sha256::new();
+    for name in weight_files(directory)? {
+        all.update(format!("{}  {name}\n", SourceFile::modified_nanoseconds(&directory.join(&name))));
+    }
+    Ok(hex(&all.finalize()))
 }
 
 /// SHA-256 of what tells a model from others without reading all of it, hexadecimal.

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::{Stage, counted};
+use super::Stage;
 use crate::container::manifest::{CHECKSUM, FileRecord, Manifest, TensorRecord, hex};
 use crate::container::reader::{ContainerFile, Found, StoredWeight, Survey};
 use crate::container::writer::{Digests, checksum_text, digest_with};
-use crate::error::{Fault, FaultKind, Place, Result, Severity};
+use crate::error::{Fault, FaultKind, Place, Result, Severity, counted};
 use crate::header::StoredTensor;
 use crate::io::SourceFile;
 use crate::limits;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::container::reader::Found;
-use crate::error::Severity;
+use crate::error::{Severity, counted};
 use crate::report::{CheckStatus, Finding, VerifyCheck};
 
 /// What one level found.
@@ -172,9 +172,4 @@ impl Stage {
         let findings = self.checks.into_iter().flat_map(|check| check.findings).map(|found| found.finding).collect();
         (checks, findings)
     }
-}
-
-/// `1 error`, `2 errors`
-pub(super) fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

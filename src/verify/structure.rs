@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Stage, counted};
+use super::Stage;
 use crate::checkpoint::{Checkpoint, INDEX_FILE};
 use crate::config::{CONFIG_FILE, Config, GENERATION_CONFIG_FILE, NEEDED_SMALL_FILES};
 use crate::container::manifest::{MANIFEST_FILE, SUMS_FILE};
 use crate::container::reader::{Found, Survey};
 use crate::container::stamps::STAMP_KEY;
-use crate::error::{Fault, FaultKind, Place, Severity};
+use crate::error::{Fault, FaultKind, Place, Severity, counted};
+use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::roles::Pass;
 
 /// What a finding is about.
@@ -61,7 +62,7 @@ impl Topic {
             K::NoStopIds | K::ConfigAbsent => Topic::Config,
             K::EngineLimit { what: "stamps", .. } => Topic::Stamps,
             K::EngineLimit { .. } => Topic::Config,
-            K::SmallFileMissing { .. } => Topic::SmallFiles,
+            K::SmallFileMissing { .. } | K::TokenizerSyntax { .. } => Topic::SmallFiles,
             K::TensorMissing { .. } | K::ShapeMismatch { .. } | K::UnknownTensor => Topic::Census,
             K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => Topic::Census,
             K::PassAbsent { .. } | K::HeadMissing | K::HeadTied | K::NestedTensor { .. } => Topic::Census,
@@ -89,6 +90,7 @@ impl Topic {
             Some(CONFIG_FILE | GENERATION_CONFIG_FILE) => Topic::Config,
             Some(INDEX_FILE) => Topic::Index,
             Some(MANIFEST_FILE) => Topic::Manifest,
+            Some(TOKENIZER_FILE) => Topic::SmallFiles,
             _ => Topic::Headers,
         }
     }
@@ -107,7 +109,8 @@ impl Sorted {
 
 /// The checks of a surveyed container; its findings go into the stage.
 pub(super) fn of_container(survey: &mut Survey) -> Stage {
-    let findings = std::mem::take(&mut survey.findings);
+    let mut findings = std::mem::take(&mut survey.findings);
+    findings.extend(tokenizer(&survey.directory));
     let survey = &*survey;
     let mut sorted = Sorted(findings.into_iter().map(|found| (Topic::of(&found.1), found)).collect());
     let mut stage = Stage::default();
@@ -119,7 +122,11 @@ pub(super) fn of_container(survey: &mut Survey) -> Stage {
     stage.check_or_skip("index", sorted.take(Topic::Index), index);
     let config = survey.config.as_ref();
     stage.check_or_skip("config", sorted.take(Topic::Config), config.map(model).ok_or("not read"));
-    stage.check("small-files", sorted.take(Topic::SmallFiles), "tokenizer and generation config are there");
+    stage.check(
+        "small-files",
+        sorted.take(Topic::SmallFiles),
+        "tokenizer and generation config are there, and the tokenizer loads",
+    );
     let census = match (config, survey.unreadable.is_empty()) {
         (None, _) => Err("config.json was not read"),
         (_, false) => Err("not every file could be read"),
@@ -169,6 +176,12 @@ fn parts(survey: &Survey) -> String {
     format!("{weights} weights; {}, {}", there(Pass::Mtp, "MTP head"), there(Pass::Indexer, "indexer"))
 }
 
+/// Why the tokenizer that is there does not load.
+fn tokenizer(directory: &Path) -> Option<Found> {
+    directory.join(TOKENIZER_FILE).symlink_metadata().ok()?;
+    Some((Severity::Error, Tokenizer::load(directory).err()?))
+}
+
 /// Small files that the manifest does not name: nobody vouches for them.
 fn unlisted(survey: &Survey) -> Vec<Found> {
     let Some(manifest) = &survey.manifest else { return Vec::new() };
@@ -187,10 +200,11 @@ fn unlisted(survey: &Survey) -> Vec<Found> {
 
 /// The checks of a checkpoint, or, without one, of what stood in the way of opening it.
 pub(super) fn of_checkpoint(directory: &Path, checkpoint: Option<&Checkpoint>, mut findings: Vec<Found>) -> Stage {
-    let absent = NEEDED_SMALL_FILES.iter().filter(|(name, _)| !directory.join(name).exists());
+    let absent = NEEDED_SMALL_FILES.iter().filter(|(name, _)| directory.join(name).symlink_metadata().is_err());
     findings.extend(absent.map(|(name, consequence)| {
         (Severity::Warning, Fault::new(Place::file(directory.join(name)), FaultKind::SmallFileMissing { consequence }))
     }));
+    findings.extend(tokenizer(directory));
     let mut sorted = Sorted(findings.into_iter().map(|found| (Topic::of(&found.1), found)).collect());
     let mut stage = Stage::default();
     let topics =

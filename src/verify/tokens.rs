@@ -10,15 +10,15 @@ mod source;
 
 use std::path::{Path, PathBuf};
 
-use super::{Stage, counted};
+use super::Stage;
 use crate::backend::cpu::Cpu;
-use crate::backend::cuda;
 use crate::backend::gpu::device::{Device as Gpu, Injection};
 use crate::backend::gpu::driver::Driver;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
+use crate::backend::{cuda, vulkan};
 use crate::container::reader::Found;
-use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
 use crate::io::write_whole;
 use crate::isa::Isa;
 use crate::model::Model;
@@ -30,6 +30,7 @@ use crate::weights::Weights;
 
 pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
+pub use prepare::positions;
 pub(super) use source::SourceShare;
 
 pub(super) use prepare::{Prepared, prepare};
@@ -46,6 +47,8 @@ pub struct TokenOptions {
     pub references: Vec<PathBuf>,
     /// Devices that compute; none means the CPU.
     pub devices: Vec<Device>,
+    /// Other devices that would have been used, with the reason why they are not.
+    pub unused: Vec<(String, String)>,
     /// Where to write references of this model.
     pub write_reference: Option<PathBuf>,
     /// Memory for the model, in bytes; by default what is available.
@@ -131,6 +134,13 @@ pub(super) fn run(
         }
     }
     let mut outcome = Outcome::default();
+    if !options.unused.is_empty() && part.has(0) {
+        outcome.stage.check(
+            "devices",
+            unused(subject, options),
+            &devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", "),
+        );
+    }
     let forward = ran.iter_mut().flat_map(|ran| std::mem::take(&mut ran.forward.0)).collect();
     let looked_at: Vec<&str> = ran.iter().map(|ran| &*ran.forward.1).collect();
     match part.has(0) {
@@ -160,6 +170,16 @@ pub(super) fn run(
     outcome.stage.checks.append(&mut first.stage.checks);
     (outcome.source, outcome.agreement) = (first.source.take(), first.agreement.take());
     Ok(outcome)
+}
+
+/// A warning for each device that is not used.
+fn unused(subject: &Subject<'_>, options: &TokenOptions) -> Vec<Found> {
+    let place = || Place::file(subject.weights.directory());
+    let kind = |(device, reason): &(String, String)| FaultKind::DeviceUnused {
+        device: device.clone(),
+        reason: reason.clone(),
+    };
+    options.unused.iter().map(|unused| (Severity::Warning, Fault::new(place(), kind(unused)))).collect()
 }
 
 /// How many parts have something to compute.
@@ -233,6 +253,12 @@ impl Work<'_> {
                 self.injected(gpu.gpu(), &mut ran);
                 Ok(ran)
             }
+            Device::Vulkan(number) => {
+                let gpu = vulkan::backend(number, self.options.injection)?;
+                let mut ran = self.with(&gpu, &|| vulkan::backend(number, None), progress)?;
+                self.injected(gpu.gpu(), &mut ran);
+                Ok(ran)
+            }
         }
     }
 
@@ -269,7 +295,7 @@ impl Work<'_> {
             }
             None => {}
         }
-        level.outcome.experts = backend.expert_counters().map(Experts::from);
+        level.outcome.experts = backend.expert_counters();
         Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
     }
 }

@@ -5,16 +5,17 @@
 //! fails this in nearly every element.
 
 mod bound;
+mod walk;
 
 use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::{Stage, counted};
-use crate::checkpoint::{Allowed, Checkpoint};
+use super::Stage;
+use crate::checkpoint::{Allowed, Checkpoint, SourceTensor};
 use crate::config::CONFIG_FILE;
 use crate::container::reader::{Found, StoredWeight, Survey};
-use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
 use crate::format::Format;
 use crate::limits;
 use crate::part::Part;
@@ -64,32 +65,53 @@ pub(super) fn skipped(why: &str) -> Stage {
     stage
 }
 
+/// What the level found, and what the source is.
+pub(super) struct Compared {
+    pub(super) stage: Stage,
+    /// The hash of the source, which a whole run makes on the way; none where it could not be read.
+    pub(super) source_sha256: Result<Option<String>>,
+}
+
 /// Compares every weight of the part with its source.
-pub(super) fn against(survey: &Survey, source: &Checkpoint, part: Part, progress: &dyn Progress) -> Stage {
+pub(super) fn against(survey: &Survey, source: &Checkpoint, part: Part, progress: &dyn Progress) -> Compared {
     let of_part = |(rank, _): &(usize, _)| part.has(*rank);
     let weights: Vec<(usize, (&TensorName, &StoredWeight))> =
         survey.weights.iter().enumerate().filter(of_part).collect();
     let source_bytes = |name: &TensorName| source.tensor(name.as_str()).map_or(0, |tensor| tensor.stored.bytes);
-    let bytes_of = |name: &TensorName, weight: &StoredWeight| weight.bytes() + source_bytes(name);
-    let bytes = weights.iter().map(|(_, (name, weight))| bytes_of(name, weight)).sum();
+    let bytes = weights.iter().map(|(_, (name, weight))| weight.bytes() + source_bytes(name)).sum();
     progress.start(bytes);
-    let found: Vec<Vec<(u64, Found)>> = weights
-        .par_iter()
-        .map(|(rank, (name, weight))| {
-            progress.file(name.as_str());
-            let place = Place::tensor(survey.files[weight.file].file.path(), (*name).clone());
-            let found = compare(survey, weight, source, &place);
-            progress.advance(bytes_of(name, weight), 0);
-            let found = found.unwrap_or_else(|fault| vec![(Severity::Error, fault)]);
-            found.into_iter().map(|found| (1 + *rank as u64, found)).collect()
-        })
-        .collect();
+    let (found, source_sha256) = if part == Part::WHOLE {
+        let walk::Walked { found, model_sha256 } = walk::walk(survey, source, progress);
+        (found, model_sha256)
+    } else {
+        (each(survey, &weights, source, progress), Ok(None))
+    };
     progress.end();
     let mut stage = Stage { bytes_read: bytes, ..Stage::default() };
     let looked_at = format!("{}, each within half a step of the source", counted(survey.weights.len(), "tensor"));
     let config = config_differences(survey, source).map(|found| (0, found));
-    stage.share("weights", config.chain(found.into_iter().flatten()).collect(), &looked_at);
-    stage
+    let found = found.into_iter().map(|(rank, found)| (1 + rank, found));
+    stage.share("weights", config.chain(found).collect(), &looked_at);
+    Compared { stage, source_sha256 }
+}
+
+/// Compares weights one by one, wherever they are; each finding with the rank of its weight.
+fn each(
+    survey: &Survey,
+    weights: &[(usize, (&TensorName, &StoredWeight))],
+    source: &Checkpoint,
+    progress: &dyn Progress,
+) -> Vec<(u64, Found)> {
+    let found = weights.par_iter().map(|(rank, (name, weight))| {
+        progress.file(name.as_str());
+        let place = Place::tensor(survey.files[weight.file].file.path(), (*name).clone());
+        let found = compare(survey, weight, source, &place);
+        let source_bytes = source.tensor(name.as_str()).map_or(0, |tensor| tensor.stored.bytes);
+        progress.advance(weight.bytes() + source_bytes, 0);
+        let found = found.unwrap_or_else(|fault| vec![(Severity::Error, fault)]);
+        found.into_iter().map(|found| (*rank as u64, found)).collect::<Vec<_>>()
+    });
+    found.collect::<Vec<_>>().into_iter().flatten().collect()
 }
 
 /// The same weights under another config.json are another model.
@@ -104,41 +126,62 @@ fn config_differences(survey: &Survey, source: &Checkpoint) -> impl Iterator<Ite
 /// One thread's reused space.
 #[derive(Default)]
 struct Buffers {
-    source: ReadBuffer,
     stored: StoredRows,
     expected: Vec<f32>,
     found: Vec<f32>,
 }
 
-fn compare(survey: &Survey, weight: &StoredWeight, source: &Checkpoint, place: &Place) -> Result<Vec<Found>> {
-    let name = place.tensor.as_ref().expect("the place of a tensor");
-    let error = |kind| vec![(Severity::Error, Fault::new(place.clone(), kind))];
-    let Some(tensor) = source.tensor(name.as_str()) else { return Ok(error(FaultKind::NotInSource)) };
+/// Both sides of a weight, ready to be read.
+fn sides<'a>(
+    survey: &'a Survey,
+    weight: &'a StoredWeight,
+    tensor: SourceTensor<'a>,
+    place: &Place,
+) -> Result<(ContainerRows<'a>, SourceRows<'a>)> {
     let rows = ContainerRows::new(survey, weight)?;
     let source = SourceRows::new(tensor)?;
     if (rows.rows, rows.columns) != (source.rows, source.columns) {
         // A raw tensor of another shape than config.json asks for; level structure has told which.
-        return Ok(error(FaultKind::NotInSource));
+        return Err(Fault::new(place.clone(), FaultKind::NotInSource));
     }
+    Ok((rows, source))
+}
+
+/// How far `count` rows from row `first` on are from what was `read` of the source.
+fn near(
+    rows: &ContainerRows<'_>,
+    source: &SourceRows<'_>,
+    read: &ReadBuffer,
+    first: u64,
+    count: u64,
+    buffers: &mut Buffers,
+) -> Result<Distance> {
+    let format = rows.decoder().format();
+    rows.read(first, count, &mut buffers.stored)?;
+    buffers.expected.resize(rows.columns as usize, 0.0);
+    buffers.found.resize(rows.columns as usize, 0.0);
+    let mut distance = Distance::default();
+    for row in first..first + count {
+        source.row(read, first, row, &mut buffers.expected);
+        rows.row(&buffers.stored, first, row, &mut buffers.found);
+        let scales = rows.scales(&buffers.stored, first, row);
+        distance.row(row, format, scales, &mut buffers.expected, &buffers.found);
+    }
+    Ok(distance)
+}
+
+fn compare(survey: &Survey, weight: &StoredWeight, source: &Checkpoint, place: &Place) -> Result<Vec<Found>> {
+    let name = place.tensor.as_ref().expect("the place of a tensor");
+    let tensor = source.tensor(name.as_str()).ok_or_else(|| Fault::new(place.clone(), FaultKind::NotInSource))?;
+    let (rows, source) = sides(survey, weight, tensor, place)?;
     let step = (limits::BLOCK_SOURCE_BYTES / source.row_bytes().max(1)).max(1);
     let starts: Vec<u64> = (0..rows.rows).step_by(step as usize).collect();
     let blocks: Vec<Result<Distance>> = starts
         .into_par_iter()
-        .map_init(Buffers::default, |buffers, first| {
+        .map_init(<(ReadBuffer, Buffers)>::default, |(read, buffers), first| {
             let count = step.min(rows.rows - first);
-            let format = rows.decoder().format();
-            source.read(first, count, &mut buffers.source)?;
-            rows.read(first, count, &mut buffers.stored)?;
-            buffers.expected.resize(rows.columns as usize, 0.0);
-            buffers.found.resize(rows.columns as usize, 0.0);
-            let mut distance = Distance::default();
-            for row in first..first + count {
-                source.row(&buffers.source, first, row, &mut buffers.expected);
-                rows.row(&buffers.stored, first, row, &mut buffers.found);
-                let scales = rows.scales(&buffers.stored, first, row);
-                distance.row(row, format, scales, &mut buffers.expected, &buffers.found);
-            }
-            Ok(distance)
+            source.read(first, count, read)?;
+            near(&rows, &source, read, first, count, buffers)
         })
         .collect();
     let mut whole = Distance::default();

@@ -67,11 +67,20 @@ def same(one, other):
     assert not wrong and not errors, (wrong, errors)
 
 
+def same_but_for_paths(reports, key):
+    """Whether two reports, of the containers `single` and `container`, say the same."""
+    texts = [json.dumps(report[key]).replace("/data/single", "/data/container") for report in reports]
+    return texts[0] == texts[1]
+
+
 def main(coliconv, repository):
     folder, nano = Path(repository) / "docs/cluster/kubernetes", Path(repository) / "fixtures/nano"
-    convert, score, finish = (job(folder / name) for name in ["convert.yaml", "score.yaml", "finish.yaml"])
-    env = {item["name"]: item["value"] for item in convert["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert int(env["COLICONV_PARTS"]) == convert["spec"]["completions"] == score["spec"]["completions"]
+    names = ["convert.yaml", "verify.yaml", "score.yaml", "finish-verify.yaml", "finish.yaml"]
+    assert sorted(names) == sorted(path.name for path in folder.iterdir()), "every file is looked at"
+    convert, verify, score, finish_verify, finish = (job(folder / name) for name in names)
+    for document in [convert, verify, score]:
+        env = {item["name"]: item["value"] for item in document["spec"]["template"]["spec"]["containers"][0]["env"]}
+        assert int(env["COLICONV_PARTS"]) == document["spec"]["completions"]
     with tempfile.TemporaryDirectory() as directory:
         data, bin_path = Path(directory) / "data", Path(directory) / "bin"
         bin_path.mkdir()
@@ -80,6 +89,7 @@ def main(coliconv, repository):
         for name, rows in [("gloss.jsonl", 10), ("heldout.txt", 6)]:
             lines = (nano / "expected" / name).read_text().splitlines(keepends=True)
             (data / name).write_text("".join(lines[:rows]))
+        shutil.copy(nano / "expected" / "tokens-g64-mtp-indexer.json", data / "reference.json")
         inputs = ["--task", f"gloss={data}/gloss.jsonl", "--text", f"heldout={data}/heldout.txt"]
 
         def run(*arguments):
@@ -88,6 +98,15 @@ def main(coliconv, repository):
         run("convert", data / "checkpoint", data / "single", "--group-size", "64", "--mtp", "--indexer")
         indexed(convert, data, bin_path)
         same(data / "single", data / "container")
+
+        against = ["--source", data / "checkpoint", "--reference", data / "reference.json"]
+        run("verify", data / "single", *against, "--report", data / "whole.json")
+        indexed(verify, data, bin_path)
+        code, out = pod(finish_verify, data, None, bin_path)
+        assert code == 0, out
+        reports = [json.loads((data / name).read_text()) for name in ["whole.json", "verify.json"]]
+        for key in set(reports[0]) - {"path", "seconds", "experts"}:
+            assert same_but_for_paths(reports, key), key
 
         run("score", data / "checkpoint", *inputs, "--out", data / "source-scores")
         run("score", data / "single", *inputs, "--baseline", data / "source-scores", "--out", data / "single-scores")
@@ -99,7 +118,7 @@ def main(coliconv, repository):
         reports = [json.loads((data / name / "score.json").read_text()) for name in ["single-scores", "scores"]]
         for key in ["model_sha256", "inputs", "tasks", "texts", "requests", "excluded"]:
             assert reports[0][key] == reports[1][key], key
-    print(f"three Jobs are valid for Kubernetes {' and '.join(VERSIONS)}, and their parts make what one run makes")
+    print(f"five Jobs are valid for Kubernetes {' and '.join(VERSIONS)}, and their parts make what one run makes")
 
 
 if __name__ == "__main__":

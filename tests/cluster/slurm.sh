@@ -104,6 +104,18 @@ submitted 4 convert "$work/nano" "$work/container" "${flags[@]}"
 diff -r "$work/single" "$work/container"
 echo "convert: four parts, two of which died, make what one run makes"
 
+against=(--source "$work/nano" --reference "$root/fixtures/nano/expected/tokens-g64-mtp-indexer.json")
+"$coliconv" verify "$work/single" "${against[@]}" --report "$work/whole.json" --quiet >/dev/null
+submitted 4 verify "$work/container" "${against[@]}" --report "$work/verify.json"
+python3 - "$work" <<'END'
+import json, sys
+whole, joined = (json.load(open(f"{sys.argv[1]}/{name}.json")) for name in ["whole", "verify"])
+for key in set(whole) - {"seconds", "experts"}:
+    one, other = json.dumps(whole[key]).replace("/single", "/container"), json.dumps(joined.get(key))
+    assert one == other, (key, one, other)
+END
+echo "verify: four parts, two of which died, make what one run makes"
+
 head -n 10 "$root/fixtures/nano/expected/gloss.jsonl" >"$work/gloss.jsonl"
 head -n 6 "$root/fixtures/nano/expected/heldout.txt" >"$work/heldout.txt"
 inputs=(--task "gloss=$work/gloss.jsonl" --text "heldout=$work/heldout.txt")

@@ -9,6 +9,7 @@ RECORD is a file for the listing in the library's words, see fixtures/hub. Nothi
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,13 @@ def main(coliconv, container, record=None):
     first = list(filter_repo_objects(names, ignore_patterns=[glob]))
     second = list(filter_repo_objects(names, allow_patterns=[glob]))
     assert first + second == names and second[-2:] == ["config.json", "coliconv.manifest.json"], (first, second)
+
+    # The library's program has these commands with these options.
+    for step in plan["steps"][:2]:
+        _, subcommand, *words = shlex.split(step["command"])
+        told = subprocess.run([Path(sys.executable).with_name("hf"), subcommand, "--help"], capture_output=True, text=True)
+        assert told.returncode == 0, told.stderr
+        assert all(word in told.stdout for word in words if word.startswith("--")), step["command"]
 
     listed = [dataclasses.asdict(RepoFile(**dict(entry))) for entry in tree]
     with tempfile.TemporaryDirectory() as directory:

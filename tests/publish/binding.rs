@@ -68,6 +68,33 @@ fn what_is_missing_short_or_foreign_is_named() {
 }
 
 #[test]
+fn a_list_of_checksums_that_somebody_else_wrote_stays() {
+    let zeros = "0".repeat(64);
+    let lists = [
+        "mine".to_owned(),
+        String::new(),
+        format!("{zeros}  README.md\n"),
+        format!("{zeros}  coliconv.manifest.json\n{zeros}  README.md\n"),
+        format!("{zeros} *README.md\n{zeros} *coliconv.manifest.json\n"),
+    ];
+    for list in lists {
+        let place = Place::new();
+        let path = place.container().join("SHA256SUMS");
+        fs::write(&path, &list).unwrap();
+        let report = place.refuses(&place.options(), &["sums-foreign"]);
+        assert!(report.findings[0].hint.as_deref().unwrap().starts_with("move it out"), "{report:#?}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), list);
+    }
+    // One of an earlier publishing, of whatever files, is made anew.
+    let place = Place::new();
+    let path = place.container().join("SHA256SUMS");
+    fs::write(&path, format!("{zeros}  README.md\n{zeros}  coliconv.manifest.json\n{zeros}  out-00000.safetensors\n"))
+        .unwrap();
+    place.published();
+    assert!(!fs::read_to_string(&path).unwrap().contains(&zeros));
+}
+
+#[test]
 fn reports_of_other_bytes_or_of_none_are_refused() {
     let place = Place::new();
     place.edit("score.json", |report| report["model_sha256"] = json!("0".repeat(64)));

@@ -74,3 +74,47 @@ fn a_recipe_with_rules_is_shown() {
     assert!(text.contains(command), "{text}");
     assert!(text.contains("\"tensor\": \"*.o_proj.weight\""), "{text}");
 }
+
+#[test]
+fn a_divergence_of_the_most_probable_tokens_is_a_least_one() {
+    let place = Place::new();
+    place.published();
+    let divergence = |text: &str| text.lines().find(|line| line.starts_with("Mean KL divergence")).unwrap().to_owned();
+    assert!(!divergence(&card(&place)).contains("at least"), "{}", divergence(&card(&place)));
+    place.edit("score.json", |report| report["baseline"]["kl_method"] = json!("top-16"));
+    place.published();
+    assert!(divergence(&card(&place)).contains("'s: at least 0."), "{}", divergence(&card(&place)));
+}
+
+#[test]
+fn tags_are_unique_and_one_is_one() {
+    let place = Place::new();
+    place.edit("nano-g64/coliconv.manifest.json", |manifest| {
+        // Formats of two group sizes have the same name, and do not stand side by side.
+        let tensors = manifest["tensors"].as_object_mut().unwrap();
+        let grouped = tensors.values_mut().filter(|tensor| tensor["group_size"] == 64);
+        grouped.step_by(2).for_each(|tensor| tensor["group_size"] = json!(32));
+        manifest["source"].as_array_mut().unwrap().truncate(1);
+    });
+    let path = place.container().join("coliconv.manifest.json");
+    let stated = statement_sha256(&path, &fs::read(&path).unwrap()).unwrap();
+    place.edit("verify.json", |report| {
+        report["manifest_sha256"] = json!(stated);
+        let tokens = report["tokens"].as_array_mut().unwrap();
+        tokens.iter_mut().for_each(|entry| entry["max_abs_logprob_diff"] = json!(0.0));
+    });
+    place.edit("score.json", |report| {
+        let row = json!({"input": "gloss", "file": "f", "row": 3, "kind": "row-empty", "message": "m", "hint": null});
+        report["excluded"] = json!([row]);
+    });
+    let policy = r#"{"score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1, "allow_excluded": true}}"#;
+    assert_eq!(errors(&place.publish(&place.with_policy(policy))), [""; 0]);
+    let text = card(&place);
+    let tags: Vec<&str> = text.split("\ntags:\n").nth(1).unwrap().lines().take_while(|l| l.starts_with("- ")).collect();
+    let mut unique = tags.clone();
+    unique.sort_unstable();
+    unique.dedup();
+    assert_eq!(tags.len(), unique.len(), "{tags:?}");
+    assert!(text.contains("from 1 file of ") && text.contains(" 1 row got no score."), "{text}");
+    assert!(!text.contains("0.0e0") && !text.contains(" 1 files") && text.contains("| 0 |"), "{text}");
+}

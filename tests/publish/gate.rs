@@ -110,7 +110,7 @@ fn reports_that_show_too_little_are_refused() {
             |r| {
                 for entry in r["tokens"].as_array_mut().unwrap() {
                     (entry["device"], entry["backend"]) = (json!("cuda:0"), json!("cuda"));
-                    entry["gpu"] = json!({"dispatches": 0, "fallbacks": 9});
+                    entry["gpu"] = json!({"dispatches": 0, "fallbacks": 9, "operations": []});
                 }
             },
             "policy-missed",
@@ -251,6 +251,89 @@ fn what_cannot_be_read_is_exit_code_two() {
     }
     let (code, document) = run_json(&["publish"], &[&place.path("none")]);
     assert_eq!((code, &document["refused"][0]["kind"]), (2, &json!("not-a-directory")));
+    let none = path("none.json");
+    for arguments in [["publish", "--check-listing", &none], ["publish", "--policy", &none]] {
+        let (code, document) = run_json(&arguments, &[&container]);
+        assert_eq!((code, &document["refused"][0]["kind"]), (2, &json!("io")), "{arguments:?}");
+    }
+    fs::remove_file(container.join("coliconv.manifest.json")).unwrap();
+    fs::write(place.path("empty.json"), "[]").unwrap();
+    let (code, document) = run_json(&["publish", "--check-listing", &path("empty.json")], &[&container]);
+    assert_eq!((code, &document["refused"][0]["kind"]), (2, &json!("evidence-missing")));
+}
+
+/// A file that cannot be read is no answer, neither yes nor no. Root may read everything, so the files here are links that
+/// lead in a circle.
+#[cfg(unix)]
+#[test]
+fn a_file_that_cannot_be_read_is_exit_code_two() {
+    for name in ["tokenizer.json", "README.md", "out-00001.safetensors", "coliconv.manifest.json"] {
+        let place = Place::new();
+        let path = place.container().join(name);
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(name, &path).unwrap();
+        let reports = [place.path("verify.json"), place.path("score.json")];
+        let [verify, score] = reports.each_ref().map(|path| path.to_str().unwrap());
+        let (code, document) = run_json(&["publish", "--report", verify, "--report", score], &[&place.container()]);
+        assert_valid("publish", &document);
+        assert_eq!((code, &document["refused"][0]["kind"]), (2, &json!("io")), "{name}: {document:#}");
+        assert!(document["refused"][0]["file"].as_str().unwrap().ends_with(name), "{document:#}");
+        assert!(!place.path("nano-g64.upload-plan.json").exists());
+    }
+}
+
+#[test]
+fn what_is_odd_is_said_although_the_gate_is_open() {
+    let place = Place::new();
+    let policy = r#"{"verify": {"min_mtp_acceptance": 0}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}"#;
+    let report = place.publish(&place.with_policy(policy));
+    assert_eq!(errors(&report), [""; 0]);
+    assert!(lines(&report).contains("whether the MTP head is of any use is not looked at"), "{}", lines(&report));
+    // A second device was asked for, and another one computed.
+    let place = Place::new();
+    place.edit("verify.json", |report| {
+        let mut other = report["tokens"][0].clone();
+        other["device"] = json!("vulkan:0");
+        report["tokens"].as_array_mut().unwrap().push(other);
+    });
+    let report = place.publish(&place.options());
+    assert_eq!(errors(&report), [""; 0]);
+    assert!(lines(&report).contains("vulkan:0 was asked for, but the cpu backend computed in its place"));
+}
+
+#[test]
+fn a_card_whose_yaml_does_not_parse_is_kept_and_told() {
+    for (card, says) in
+        [("---\nlicense: mit\n# Nano\n", "no other line closes it"), ("---\n- a\n---\n", "keys with values")]
+    {
+        let place = Place::new();
+        fs::write(place.container().join("README.md"), card).unwrap();
+        let sha256 = coliconv::score::identity::sha256_of(&place.container().join("README.md")).unwrap();
+        place.edit("nano-g64/coliconv.manifest.json", |manifest| {
+            let files = manifest["small_files"].as_array_mut().unwrap();
+            let record = files.iter_mut().find(|file| file["name"] == "README.md").unwrap();
+            (record["bytes"], record["sha256"]) = (json!(card.len()), json!(sha256));
+        });
+        let report = place.publish(&place.options());
+        assert_eq!(errors(&report), [""; 0], "{report:#?}");
+        assert!(lines(&report).contains(says) && lines(&report).contains("no licence is known"), "{}", lines(&report));
+        assert_eq!(fs::read_to_string(place.container().join("README.source.md")).unwrap(), card);
+    }
+}
+
+#[test]
+fn checks_of_the_manifest_that_were_left() {
+    let place = Place::new();
+    place.edit("nano-g64/coliconv.manifest.json", |manifest| manifest["files"] = json!([]));
+    assert!(errors(&place.publish(&place.options())).contains(&"no-weights"));
+    let place = Place::new();
+    fs::remove_file(place.container().join("tokenizer.json")).unwrap();
+    fs::create_dir(place.container().join("tokenizer.json")).unwrap();
+    assert!(errors(&place.publish(&place.options())).contains(&"not-a-file"));
+    let place = Place::new();
+    fs::write(place.container().join("coliconv.manifest.json"), "{").unwrap();
+    let (code, document) = run_json(&["publish"], &[&place.container()]);
+    assert_eq!((code, &document["refused"][0]["kind"]), (2, &json!("json-syntax")), "{document:#}");
 }
 
 #[test]

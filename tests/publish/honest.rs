@@ -3,12 +3,12 @@
 
 use std::fs;
 
-use coliconv::convert::Silent;
+use coliconv::convert::{self, Silent};
 use coliconv::publish::Options;
 use coliconv::verify::{self, Level, TokenOptions};
 use serde_json::{Value, json};
 
-use super::support::containers::fixture;
+use super::support::containers::{edit_tensor, fixture};
 use super::{Place, errors, lines};
 
 /// A report that was changed, and what is said of it.
@@ -58,6 +58,17 @@ fn verifying_with_the_source_tells_its_identity() {
     let report = verify::verify(&place.container(), &options, &Silent).unwrap_or_else(|faults| panic!("{faults}"));
     let expected = place.load("score.json")["baseline"]["model_sha256"].clone();
     assert_eq!(json!(report.source_model_sha256), expected);
+    // Shards that the container has nothing of belong to the source, too.
+    let main = place.path("main");
+    let job = convert::Job::prepare(&fixture("nano"), &main, convert::Options::default());
+    job.and_then(|job| job.run(&Silent)).unwrap_or_else(|faults| panic!("{faults}"));
+    let report = verify::verify(&main, &options, &Silent).unwrap_or_else(|faults| panic!("{faults}"));
+    assert_eq!(json!(report.source_model_sha256), expected);
+    assert_eq!(json!(coliconv::score::identity::model_sha256_in(&fixture("nano")).unwrap()), expected);
+    // Of a container that is not the source's it is not said.
+    edit_tensor(&main, "model.norm.weight", |bytes| bytes[3] ^= 64);
+    let report = verify::verify(&main, &options, &Silent).unwrap_or_else(|faults| panic!("{faults}"));
+    assert!(report.source_model_sha256.is_none());
 }
 
 #[test]

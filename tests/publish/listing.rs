@@ -196,8 +196,9 @@ fn listings_that_are_none_are_refused() {
         "[1]",
         "{\"error\": \"Repository not found\"}",
         "<html>",
-        "[{\"path\": \"a\", \"type\": \"file\"}]",
+        "[{\"path\": \"a\", \"size\": 1}, {\"path\": \"b\", \"type\": \"file\"}]",
         "[{}]",
+        "{\"siblings\": 3}",
     ] {
         let path = published.place.path("listing.json");
         fs::write(&path, text).unwrap();
@@ -208,6 +209,39 @@ fn listings_that_are_none_are_refused() {
     // An empty repository is one that lacks everything.
     let report = published.check_text("[]");
     assert_eq!(report.listing.unwrap().missing.len(), 17);
+}
+
+#[test]
+fn a_listing_of_names_alone_is_no_answer() {
+    let published = Published::new();
+    let names: Vec<&Value> = published.tree.iter().filter(|e| e["type"] == "file").map(|e| &e["path"]).collect();
+    let each = |entry: &dyn Fn(&Value) -> Value| names.iter().map(|name| entry(name)).collect::<Vec<Value>>();
+    let unknown = |name: &Value| json!({"rfilename": name, "size": null, "blob_id": null, "lfs": null});
+    let forms = [
+        json!({"id": "example/nano-g64", "siblings": each(&|name| json!({"rfilename": name}))}),
+        json!(each(&unknown)),
+        json!(each(&|name| json!({"type": "file", "path": name}))),
+        json!(names),
+    ];
+    let container = published.place.container();
+    for form in forms {
+        let path = published.place.path("listing.json");
+        fs::write(&path, form.to_string()).unwrap();
+        let (code, document) = run_json(&["publish", "--check-listing", path.to_str().unwrap()], &[&container]);
+        assert_valid("publish", &document);
+        let refused = &document["refused"][0];
+        assert_eq!((code, &refused["kind"]), (2, &json!("listing-names")), "{form}");
+        let message =
+            "the listing has neither sizes nor hashes, of all 18 files only the name; the first is .gitattributes";
+        assert_eq!(refused["message"], message);
+        assert!(refused["hint"].as_str().unwrap().contains("/tree/main?recursive=true"), "{refused}");
+    }
+    let sizes = |entry: &Value| json!({"path": entry["path"], "size": entry["size"]});
+    let sized: Vec<Value> = published.tree.iter().filter(|e| e["type"] == "file").map(sizes).collect();
+    let report = published.check_text(&json!(sized).to_string());
+    assert_eq!(errors(&report), ["listing-no-hash"]);
+    let listing = report.listing.unwrap();
+    assert_eq!((listing.matched, listing.wrong.len(), listing.missing.len()), (0, 17, 0));
 }
 
 #[test]

@@ -16,6 +16,10 @@ use coliconv::container::stamps;
 use coliconv::error::{Fault, Faults, Place, Severity, is_unprintable};
 use coliconv::header::{self, Header, StoredTensor};
 use coliconv::payload::{check_head, findings, scan};
+use coliconv::pipeline;
+use coliconv::publish::bytes::Hashed;
+use coliconv::publish::listing::Listing;
+use coliconv::publish::policy::Policy;
 use coliconv::recipe::{Recipe, Settings};
 use coliconv::report::Finding;
 use coliconv::roles::Census;
@@ -27,11 +31,14 @@ use coliconv::weights::ContainerRows;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every kind of file.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 13] = [
     ("header", header),
     ("index", index),
     ("config", config),
+    ("listing", listing),
     ("manifest", manifest),
+    ("pipeline", pipeline),
+    ("policy", policy),
     ("progress", progress),
     ("recipe", recipe),
     ("requests", requests),
@@ -182,6 +189,45 @@ pub fn manifest(input: &[u8]) {
     if let Some(manifest) = one_shown(Manifest::parse(path, input)) {
         assert_eq!(Manifest::parse(path, &manifest.to_bytes()).unwrap(), manifest);
     }
+}
+
+/// The text of a policy.
+pub fn policy(input: &[u8]) {
+    let path = Path::new("policy.json");
+    if let Some(policy) = one_shown(Policy::parse(path, input)) {
+        assert_eq!(Policy::parse(path, &serde_json::to_vec(&policy).unwrap()).unwrap(), policy);
+    }
+}
+
+/// The text of a pipeline.
+pub fn pipeline(input: &[u8]) {
+    let path = Path::new("pipeline.json");
+    if let Some(settings) = one_shown(pipeline::Settings::parse(path, input)) {
+        let text = serde_json::to_vec(&settings).unwrap();
+        assert_eq!(pipeline::Settings::parse(path, &text).unwrap(), settings);
+    }
+}
+
+/// The text of a listing, of a container of two files.
+pub fn listing(input: &[u8]) {
+    const NAMES: [&str; 2] = ["config.json", "out-00000.safetensors"];
+    const TEXT: &[u8] = b"hello\n";
+    thread_local!(static CONTAINER: OnceCell<tempfile::TempDir> = const { OnceCell::new() });
+    let Some(listing) = one_shown(Listing::parse(Path::new("listing.json"), input)) else { return };
+    CONTAINER.with(|container| {
+        let container = container.get_or_init(|| {
+            let container = tempfile::tempdir().unwrap();
+            NAMES.iter().for_each(|name| fs::write(container.path().join(name), TEXT).unwrap());
+            container
+        });
+        let records = NAMES.map(|name| Hashed::of(name, TEXT).record);
+        let (report, faults) = listing.compare(container.path(), &records);
+        faults.iter().for_each(shown);
+        let bad = [&report.short, &report.wrong, &report.missing].map(|names| names.len() as u64);
+        assert_eq!(report.matched + bad.iter().sum::<u64>(), report.expected, "every file is counted once");
+        assert_eq!(faults.is_empty(), bad == [0; 3] && report.extra.is_empty(), "what is wrong is said");
+        assert!(!report.extra.iter().any(|name| NAMES.contains(&name.as_str())));
+    });
 }
 
 /// The text of a progress file.

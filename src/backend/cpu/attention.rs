@@ -13,12 +13,8 @@ use crate::isa::Isa;
 
 /// For each row the `topk` rows of the cache with the best scores: see [`crate::backend::Backend::select`].
 pub fn select(isa: Isa, dsa: &Dsa, q: &Rows, weights: &Rows, keys: &Rows, places: &Places) -> Selection {
-    assert_eq!(
-        (q.width, weights.width, keys.width),
-        (dsa.heads * dsa.width, dsa.heads, dsa.width),
-        "an indexer's rows"
-    );
-    assert_eq!((places.first() + places.rows(), places.rows()), (keys.count(), q.count()), "places of rows");
+    dsa.check(q.width, weights.width, keys.width);
+    places.check(keys.count(), q.count());
     let seen = places.seen();
     let of_row = |row: usize| {
         let score = |t| simd::score(isa, dsa, q.row(row), weights.row(row), keys.row(t));
@@ -45,10 +41,9 @@ pub fn attention(
     places: &Places,
     selection: Option<&Selection>,
 ) -> Rows {
-    let Mla { heads, nope, rope, value, latent } = *mla;
-    assert_eq!((q.width, cache.width), (heads * (nope + rope), latent + rope), "attention's rows");
-    assert_eq!((kv_b.matrix.rows, kv_b.matrix.columns), (heads * (nope + value), latent), "kv_b");
-    assert_eq!((places.first() + places.rows(), places.rows()), (cache.count(), q.count()), "places of rows");
+    let Mla { heads, nope, rope, value, .. } = *mla;
+    mla.check(q.width, cache.width, (kv_b.matrix.rows, kv_b.matrix.columns));
+    places.check(cache.count(), q.count());
     let (n, seen) = (q.count(), places.seen());
     let groups: Vec<Group<'_>> = match selection {
         Some(selection) => {

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::super::evidence::Told;
 use super::escaped;
 use crate::container::manifest::{Manifest, TensorRecord};
+use crate::error::counted;
 use crate::report::{ScoreBaseline, ScoreReport, VerifyReport, VerifyTokens};
 use crate::roles::Class;
 
@@ -163,7 +164,11 @@ pub(super) fn tokens_table(told: &[Told<VerifyReport>]) -> String {
             ties.to_string(),
             of(greedy().map(|g| g.matched).sum(), greedy().map(|g| g.total).sum()),
             of(drafts.0, drafts.1),
-            apart.map_or("–".to_owned(), |apart| format!("{apart:.1e}")),
+            match apart {
+                None => "–".to_owned(),
+                Some(0.0) => "0".to_owned(),
+                Some(apart) => format!("{apart:.1e}"),
+            },
         ]
     };
     let rows: Vec<Vec<String>> = groups.iter().map(row).collect();
@@ -245,7 +250,7 @@ pub(super) fn scores_text(told: &[Told<ScoreReport>], verify: &[Told<VerifyRepor
             rows.join("; "),
             match report.excluded.len() {
                 0 => String::new(),
-                n => format!(" {n} rows got no score."),
+                n => format!(" {} got no score.", counted(n as u64, "row")),
             }
         );
     }

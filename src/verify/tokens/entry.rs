@@ -4,10 +4,9 @@ use std::path::Path;
 
 use crate::backend::{Backend, Device};
 use crate::container::reader::Found;
-use crate::error::{Fault, FaultKind, Place, Severity};
+use crate::error::{Fault, FaultKind, Place, Severity, counted};
 use crate::reference::{Agreement, Matches};
 use crate::report::{GpuRun, VerifyDrafts, VerifyGreedy, VerifyTeacherForced, VerifyTokens};
-use crate::verify::counted;
 
 /// Largest difference of a log-probability in exact mode. Other implementations in f32 stay within 3e-5, or 1.5e-4 where
 /// they take another eps inside attention; another `rms_norm_eps` of the config makes more.

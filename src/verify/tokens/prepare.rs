@@ -4,18 +4,23 @@
 use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
-use crate::backend::{Device, cuda};
+use crate::backend::{Device, cuda, vulkan};
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::experts;
 use crate::io::available_bytes;
-use crate::model::memory::{Needs, fits_gpu, share};
+use crate::model::memory::{Needs, fits_gpu, gpu_positions, share};
 use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 
 /// Positions of a text of the model's own: beginnings are short.
 const OWN_POSITIONS: usize = 48 + OWN_TOKENS;
+
+/// Positions that are kept at the same time: a text and its beginnings are never there together with more than one other.
+pub fn positions(longest: usize) -> u64 {
+    2 * longest.max(OWN_POSITIONS) as u64
+}
 
 /// References that were read, with their files.
 #[derive(Default)]
@@ -91,10 +96,8 @@ fn check_ids(reference: &Reference, vocab_size: u64, path: &Path) -> Result<()> 
     }
 }
 
-/// Positions that are kept at the same time: a text and its beginnings are never kept together with more than one other.
-fn positions(prepared: &Prepared) -> u64 {
-    let longest = prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0);
-    2 * longest.max(OWN_POSITIONS) as u64
+fn positions_of(prepared: &Prepared) -> u64 {
+    positions(prepared.references().map(|reference| reference.full_ids.len()).max().unwrap_or(0))
 }
 
 /// Refuses what does not fit, and tells what the plain backend needs where it alone does not.
@@ -112,18 +115,22 @@ fn fits(
         check_memory(directory, plain.saturating_mul(1 + u64::from(source.is_some())), memory)?;
     }
     if devices.contains(&Device::Cpu) {
-        let positions = positions(prepared);
+        let positions = positions_of(prepared);
         let directories = std::iter::once(directory).chain(source);
         let needs: Vec<Needs> =
             directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
         prepared.cpu = share(&needs, options.memory)?;
     }
     for device in devices {
-        let Device::Cuda(number) = device else { continue };
         let directories = std::iter::once(directory).chain(source);
+        let positions = gpu_positions(positions_of(prepared));
         let needs: Vec<Needs> =
-            directories.map(|directory| Needs::of(directory, config, positions(prepared), CHUNK_ROWS as u64)).collect();
-        fits_gpu(&needs, cuda::backend(number, None)?.gpu(), options.memory)?;
+            directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
+        match device {
+            Device::Reference | Device::Cpu => {}
+            Device::Cuda(number) => fits_gpu(&needs, cuda::backend(number, None)?.gpu(), options.memory)?,
+            Device::Vulkan(number) => fits_gpu(&needs, vulkan::backend(number, None)?.gpu(), options.memory)?,
+        }
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
     Ok(())

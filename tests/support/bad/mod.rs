@@ -10,6 +10,7 @@ mod declared;
 mod header;
 mod manifest;
 mod model;
+mod publishing;
 mod seeds;
 
 use std::fs;

@@ -175,11 +175,16 @@ impl Model {
         let others = &mut self.shards.others;
         others.entry(CONFIG_FILE.to_owned()).or_insert(config);
         others.entry(GENERATION_CONFIG_FILE.to_owned()).or_insert_with(|| b"{\"eos_token_id\":[4]}\n".to_vec());
-        others.entry("tokenizer.json".to_owned()).or_insert_with(|| b"{}\n".to_vec());
+        others.entry("tokenizer.json".to_owned()).or_insert_with(|| TOKENIZER.to_vec());
         self.shards.config = Value::Null;
         self.shards.store(directory);
     }
 }
+
+/// A tokenizer that knows no token.
+pub const TOKENIZER: &[u8] =
+    br#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+"#;
 
 /// The first shard of [`Model::checkpoint`]: the layers.
 pub const FIRST: &str = "model-00001-of-00002.safetensors";

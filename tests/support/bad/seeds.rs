@@ -11,6 +11,7 @@ use coliconv::header::Header;
 use coliconv::io::SourceFile;
 use coliconv::quantize::Quantizer;
 
+use super::publishing::{LISTINGS, PIPELINES, POLICIES};
 use super::{Model, write_cases, write_groups, write_manifest};
 use serde_json::json;
 
@@ -32,7 +33,10 @@ pub fn write_seeds(root: &Path) {
         ("header", headers(made.path())),
         ("index", single(made.path(), "index", INDEX_FILE)),
         ("config", configs(made.path())),
+        ("listing", texts(&LISTINGS)),
         ("manifest", manifests(made.path())),
+        ("pipeline", texts(&PIPELINES)),
+        ("policy", texts(&POLICIES)),
         ("progress", texts(&PROGRESSES)),
         ("recipe", texts(&RECIPES)),
         ("requests", texts(&REQUESTS)),

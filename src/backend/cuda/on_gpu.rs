@@ -1,0 +1,29 @@
+//! What needs an NVIDIA GPU: run on a machine that has one, `cargo test --lib cuda::on_gpu -- --ignored`.
+
+use super::images::Prefer;
+use super::*;
+use crate::backend::gpu::Gpu;
+use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
+
+fn gpu(prefer: Prefer) -> Gpu<Cuda> {
+    Gpu::new(Cuda::open_with(0, prefer).unwrap(), None)
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_kernel_is_that_of_the_reference() {
+    every_kernel(&gpu(Prefer::default()), Extent::Glm);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn ptx_computes_the_same() {
+    every_kernel(&gpu(Prefer::Ptx), Extent::Small);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn faults_are_noticed() {
+    faults_on_purpose(|| Cuda::open(0).unwrap());
+    formats_are_refused(&gpu(Prefer::default()));
+}

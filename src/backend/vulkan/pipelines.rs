@@ -1,0 +1,130 @@
+//! Kernels made ready for the device, each when it is first asked for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ash::vk;
+
+use super::adapter::{CONSTANT_BYTES, MAX_BUFFERS};
+use super::core::Core;
+use super::spirv;
+use crate::backend::gpu::kernels::Kernel;
+use crate::error::{Fault, FaultKind, Place, Result};
+
+/// Kernels that were made ready.
+pub(super) struct Pipelines {
+    core: Arc<Core>,
+    /// By the number of buffers.
+    layouts: Vec<(vk::DescriptorSetLayout, vk::PipelineLayout)>,
+    made: HashMap<Kernel, vk::Pipeline>,
+}
+
+/// A kernel that is ready.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ready {
+    pub pipeline: vk::Pipeline,
+    pub layout: vk::PipelineLayout,
+    pub set: vk::DescriptorSetLayout,
+}
+
+impl Pipelines {
+    /// None yet.
+    pub fn new(core: Arc<Core>) -> Result<Pipelines> {
+        let mut pipelines = Pipelines { core, layouts: Vec::new(), made: HashMap::new() };
+        for buffers in 0..=MAX_BUFFERS as usize {
+            pipelines.add_layout(buffers)?;
+        }
+        Ok(pipelines)
+    }
+
+    fn add_layout(&mut self, buffers: usize) -> Result<()> {
+        let core = &self.core;
+        let doing = || format!("describe kernels of {buffers} buffers");
+        let bindings = Core::bindings(buffers);
+        let push = vk::DescriptorSetLayoutCreateFlags::PUSH_DESCRIPTOR_KHR;
+        let flags = if core.push.is_some() { push } else { vk::DescriptorSetLayoutCreateFlags::empty() };
+        let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings).flags(flags);
+        // SAFETY: the device is alive, here and below.
+        let answer = unsafe { core.device.create_descriptor_set_layout(&info, None) };
+        let set = core.check("vkCreateDescriptorSetLayout", doing, answer)?;
+        let sets = [set];
+        let constants =
+            [vk::PushConstantRange { stage_flags: vk::ShaderStageFlags::COMPUTE, offset: 0, size: CONSTANT_BYTES }];
+        let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets).push_constant_ranges(&constants);
+        // SAFETY: the layout of the set was just made.
+        let answer = unsafe { core.device.create_pipeline_layout(&info, None) };
+        let layout = core.check("vkCreatePipelineLayout", doing, answer);
+        self.layouts.push((set, layout.as_ref().copied().unwrap_or_default()));
+        layout.map(|_| ())
+    }
+
+    /// A kernel, made ready if it is not.
+    pub fn get(&mut self, kernel: Kernel) -> Result<Ready> {
+        let (set, layout) = self.layouts[kernel.name.buffers()];
+        let pipeline = match self.made.get(&kernel) {
+            Some(&pipeline) => pipeline,
+            None => {
+                let code = spirv::of(kernel, self.core.subgroups).ok_or_else(|| self.absent(kernel))?;
+                let pipeline = self.make(&kernel.function(), code, kernel.rows, layout)?;
+                self.made.insert(kernel, pipeline);
+                pipeline
+            }
+        };
+        Ok(Ready { pipeline, layout, set })
+    }
+
+    fn absent(&self, kernel: Kernel) -> Fault {
+        let (device, kernel) = (self.core.adapter.name.clone(), kernel.function());
+        Fault::new(Place::default(), FaultKind::GpuKernel { device, kernel })
+    }
+
+    /// Makes a kernel ready; constant 0 of its code is the rows of its tile.
+    fn make(&self, name: &str, code: &[u8], rows: Option<u32>, layout: vk::PipelineLayout) -> Result<vk::Pipeline> {
+        let core = &self.core;
+        let doing = || format!("make {name} ready");
+        let words: Vec<u32> =
+            code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+        let info = vk::ShaderModuleCreateInfo::default().code(&words);
+        // SAFETY: the code is whole words of SPIR-V, validated when it was committed.
+        let answer = unsafe { core.device.create_shader_module(&info, None) };
+        let module = core.check("vkCreateShaderModule", doing, answer)?;
+        let entries = [vk::SpecializationMapEntry { constant_id: 0, offset: 0, size: 4 }];
+        let value = rows.unwrap_or(1).to_le_bytes();
+        let constants = vk::SpecializationInfo::default().map_entries(&entries).data(&value);
+        let mut stage = vk::PipelineShaderStageCreateInfo::default()
+            .stage(vk::ShaderStageFlags::COMPUTE)
+            .module(module)
+            .name(c"main")
+            .specialization_info(&constants);
+        if core.subgroups {
+            stage.flags = vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS_EXT;
+        }
+        let info = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(layout)];
+        // SAFETY: module and layout are of this device.
+        let answer = unsafe { core.device.create_compute_pipelines(vk::PipelineCache::null(), &info, None) };
+        // SAFETY: a pipeline does not need its module.
+        unsafe { core.device.destroy_shader_module(module, None) };
+        let made = core.check("vkCreateComputePipelines", doing, answer.map_err(|(_, error)| error))?;
+        core.validate(doing)?;
+        Ok(made[0])
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        if self.core.abandoned.load(Ordering::Acquire) {
+            return;
+        }
+        for &pipeline in self.made.values() {
+            // SAFETY: the stream, dropped before, has waited for whatever used it.
+            unsafe { self.core.device.destroy_pipeline(pipeline, None) };
+        }
+        for &(set, layout) in &self.layouts {
+            // SAFETY: as above; a null handle is allowed.
+            unsafe { self.core.device.destroy_pipeline_layout(layout, None) };
+            // SAFETY: as above.
+            unsafe { self.core.device.destroy_descriptor_set_layout(set, None) };
+        }
+    }
+}

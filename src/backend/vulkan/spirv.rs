@@ -1,0 +1,104 @@
+//! The code of the kernels, as it was built from `kernels/vulkan/*.comp`.
+
+use crate::backend::gpu::kernels::Kernel;
+
+macro_rules! code {
+    [$($name:literal,)*] => {
+        [$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/vulkan/spv/", $name, ".spv")))),*]
+    };
+}
+
+/// Name and SPIR-V of each kernel; the rows of a tile are a constant of it.
+const CODE: &[(&str, &[u8])] = &code![
+    "matmul_f32",
+    "matmul_int8_row",
+    "matmul_int4_row",
+    "matmul_int4_grouped",
+    "matmul_int3_g64",
+    "matmul_int2_row",
+    "matmul_fp8_e4m3_b128",
+    "experts_f32",
+    "experts_int8_row",
+    "experts_int4_row",
+    "experts_int4_grouped",
+    "experts_int3_g64",
+    "experts_int2_row",
+    "experts_fp8_e4m3_b128",
+    "embed_f32",
+    "embed_int8_row",
+    "embed_int4_row",
+    "embed_int4_grouped",
+    "embed_int3_g64",
+    "embed_int2_row",
+    "embed_fp8_e4m3_b128",
+    "absorb_f32",
+    "absorb_int8_row",
+    "absorb_int4_row",
+    "absorb_int4_grouped",
+    "absorb_int3_g64",
+    "absorb_int2_row",
+    "absorb_fp8_e4m3_b128",
+    "attend",
+    "merge",
+    "index_scores",
+    "top_positions",
+    "choose",
+    "group_rows",
+    "combine",
+    "rms_norm",
+    "layer_norm",
+    "rope",
+    "copy_rows",
+    "take_rows",
+    "add",
+    "swiglu",
+    "predict",
+    "matmul_f32_subgroup",
+    "matmul_int8_row_subgroup",
+    "matmul_int4_row_subgroup",
+    "matmul_int4_grouped_subgroup",
+    "matmul_int3_g64_subgroup",
+    "matmul_int2_row_subgroup",
+    "matmul_fp8_e4m3_b128_subgroup",
+    "experts_f32_subgroup",
+    "experts_int8_row_subgroup",
+    "experts_int4_row_subgroup",
+    "experts_int4_grouped_subgroup",
+    "experts_int3_g64_subgroup",
+    "experts_int2_row_subgroup",
+    "experts_fp8_e4m3_b128_subgroup",
+    "attend_subgroup",
+    "rms_norm_subgroup",
+    "layer_norm_subgroup",
+];
+
+/// The code of a kernel, with sums by subgroups if it has any and they are asked for; `None` if there is none.
+pub(super) fn of(kernel: Kernel, subgroups: bool) -> Option<&'static [u8]> {
+    let name = Kernel { rows: None, ..kernel }.function();
+    let code = |name: &str| CODE.iter().find(|(of, _)| *of == name).map(|&(_, code)| code);
+    let by_subgroups = if subgroups { code(&format!("{name}_subgroup")) } else { None };
+    by_subgroups.or_else(|| code(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_has_code_and_none_is_left_over() {
+        let mut used: Vec<String> = Vec::new();
+        for kernel in Kernel::all() {
+            let code = of(kernel, false).unwrap_or_else(|| panic!("no code of {}", kernel.function()));
+            assert_eq!(code[..4], [0x03, 0x02, 0x23, 0x07], "{} is no SPIR-V", kernel.function());
+            assert_eq!(code.len() % 4, 0, "{}", kernel.function());
+            let name = Kernel { rows: None, ..kernel }.function();
+            if of(kernel, true) != Some(code) {
+                used.push(format!("{name}_subgroup"));
+            }
+            used.push(name);
+        }
+        for (name, _) in CODE {
+            assert!(used.iter().any(|used| used == name), "no kernel is {name}");
+        }
+    }
+}
