@@ -78,6 +78,9 @@ fn compile(folder: &Path, name: &str, text: &str, flags: &[&str]) -> (std::proce
 fn made(kind: &str, flags: &[&str], sources: &[PathBuf]) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     (FLAGS, flags, kind).hash(&mut hasher);
+    // Instructions are those of this CPU.
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpu.lines().find(|line| line.starts_with("flags")).hash(&mut hasher);
     for ending in [".cu", ".cuh"] {
         files(&root().join("kernels/cuda"), ending).iter().for_each(|path| fs::read(path).unwrap().hash(&mut hasher));
     }

@@ -197,7 +197,8 @@ fn library() -> Result<&'static libloading::Library> {
     // SAFETY: as above.
     let message = match unsafe { libloading::Library::new(LIBRARY) } {
         Ok(_) => "it was found at the second attempt only".to_owned(),
-        Err(error) => error.to_string(),
+        // What the system says stands behind what was tried.
+        Err(error) => std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
     };
     Err(fault(FaultKind::GpuLibrary { api: "CUDA", library: LIBRARY, message }))
 }

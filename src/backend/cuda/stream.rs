@@ -38,6 +38,8 @@ struct State {
     functions: HashMap<Kernel, Handle>,
     /// Kernels started since the last wait, and the last of them.
     launched: Option<(u64, Kernel)>,
+    /// The call that failed, and its code: what was asked for may not have been done.
+    failed: Option<(&'static str, u32)>,
 }
 
 /// A buffer in pinned memory, and the event after the copy that last used it.
@@ -145,10 +147,25 @@ impl Stream {
         self.api.check(code, || Call::new(&self.label, doing, call))
     }
 
-    /// `Ok` for success of a call that also tells errors of earlier ones.
-    fn check_after(&self, state: &State, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
-        let launched = || state.launched.map(|(count, last)| (count, last.function()));
-        self.api.check(code, || Call::new(&self.label, doing, call).after(launched()))
+    /// `Ok` for success of a call that also tells errors of earlier ones. After an error nothing more is done.
+    fn check_after(&self, state: &mut State, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
+        let checked = self.api.check(code, || {
+            let launched = state.launched.map(|(count, last)| (count, last.function()));
+            Call::new(&self.label, doing, call).after(launched)
+        });
+        if checked.is_err() {
+            state.failed.get_or_insert((call, code));
+        }
+        checked
+    }
+
+    /// The state, for whoever asks for something to be done: nothing is, once something has failed.
+    fn begin(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.enter()?;
+        match state.failed {
+            Some((call, code)) => self.check(code, "go on after an error", call).map(|()| state),
+            None => Ok(state),
+        }
     }
 
     /// Waits until everything has been done.
@@ -162,7 +179,7 @@ impl Stream {
 
     /// Waits until everything has been done.
     pub fn wait(&self) -> Result<()> {
-        let mut state = self.enter()?;
+        let mut state = self.begin()?;
         self.finish(&mut state)
     }
 
@@ -174,7 +191,7 @@ impl Stream {
 
     /// Makes a buffer.
     pub fn allocate(self: &Arc<Self>, bytes: u64, purpose: &str) -> Result<Buffer> {
-        let state = self.enter()?;
+        let mut state = self.begin()?;
         let mut address = 0;
         // SAFETY: the pointer is to a local variable; the context has been entered. No allocation is of 0 bytes.
         let code = unsafe { (self.api.cuMemAlloc_v2)(&mut address, bytes.max(4) as usize) };
@@ -183,28 +200,28 @@ impl Stream {
             let (device, purpose) = (self.label.clone(), purpose.to_owned());
             return Err(fault(FaultKind::GpuMemory { device, purpose, wanted: bytes, free, total }));
         }
-        self.check_after(&state, code, format!("take {bytes} bytes for {purpose}"), "cuMemAlloc_v2")?;
+        self.check_after(&mut state, code, format!("take {bytes} bytes for {purpose}"), "cuMemAlloc_v2")?;
         Ok(Buffer { stream: Arc::clone(self), address, bytes: bytes.max(4) })
     }
 
     /// Copies bytes to the device. They go through pinned memory, so that copying to it and from it overlap.
     pub fn write(&self, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut address = to.at(offset, bytes.len());
-        let mut state = self.enter()?;
+        let mut state = self.begin()?;
         for chunk in bytes.chunks(STAGING_BYTES) {
             let (stream, staging) = (state.stream(), state.turn());
             // SAFETY: the event and the stream are there as long as `self` is.
             let code = unsafe { (self.api.cuEventSynchronize)(staging.event) };
-            self.check_after(&state, code, "copy to the device", "cuEventSynchronize")?;
+            self.check_after(&mut state, code, "copy to the device", "cuEventSynchronize")?;
             // SAFETY: the copy that last used the buffer has been done, and the chunk is no longer than it.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), staging.host.cast(), chunk.len()) };
             // SAFETY: both sides hold the bytes: the address by `Buffer::at`. The event keeps the pinned side from being
             // used again before its time.
             let code = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(address, staging.host, chunk.len(), stream) };
-            self.check_after(&state, code, "copy to the device", "cuMemcpyHtoDAsync_v2")?;
+            self.check_after(&mut state, code, "copy to the device", "cuMemcpyHtoDAsync_v2")?;
             // SAFETY: as for the wait.
             let code = unsafe { (self.api.cuEventRecord)(staging.event, stream) };
-            self.check_after(&state, code, "copy to the device", "cuEventRecord")?;
+            self.check_after(&mut state, code, "copy to the device", "cuEventRecord")?;
             address += chunk.len() as u64;
         }
         Ok(())
@@ -213,12 +230,12 @@ impl Stream {
     /// Copies bytes back, when everything before has been done.
     pub fn read(&self, from: &Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let mut address = from.at(offset, bytes.len());
-        let mut state = self.enter()?;
+        let mut state = self.begin()?;
         for chunk in bytes.chunks_mut(STAGING_BYTES) {
             let (stream, staging) = (state.stream(), state.turn());
             // SAFETY: both sides hold the bytes, and whatever used the pinned side before comes earlier in the stream.
             let code = unsafe { (self.api.cuMemcpyDtoHAsync_v2)(staging.host, address, chunk.len(), stream) };
-            self.check_after(&state, code, "copy from the device", "cuMemcpyDtoHAsync_v2")?;
+            self.check_after(&mut state, code, "copy from the device", "cuMemcpyDtoHAsync_v2")?;
             self.finish(&mut state)?;
             // SAFETY: the copy has been done, and nobody else uses the buffer.
             unsafe { std::ptr::copy_nonoverlapping(staging.host.cast(), chunk.as_mut_ptr(), chunk.len()) };
@@ -232,7 +249,7 @@ impl Stream {
         let kernel = launch.kernel;
         assert_eq!(launch.buffers.len(), kernel.name.buffers(), "buffers of {}", kernel.function());
         assert!(launch.constants.len() <= CONSTANTS, "constants of {}", kernel.function());
-        let mut state = self.enter()?;
+        let mut state = self.begin()?;
         let function = self.function(&mut state, kernel)?;
         let mut addresses = [0 as Address; BUFFERS];
         let mut constants = [0u32; CONSTANTS];
@@ -250,7 +267,7 @@ impl Stream {
             let (stream, extra) = (state.stream(), std::ptr::null_mut());
             (self.api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, 0, stream, parameters.as_mut_ptr(), extra)
         };
-        self.check_after(&state, code, format!("start the kernel {}", kernel.function()), "cuLaunchKernel")?;
+        self.check_after(&mut state, code, format!("start the kernel {}", kernel.function()), "cuLaunchKernel")?;
         state.launched = Some((state.launched.map_or(0, |(count, _)| count) + 1, kernel));
         Ok(())
     }
@@ -281,7 +298,7 @@ impl Stream {
         Ok(function)
     }
 
-    fn load(&self, state: &State, file: &str, code: Code) -> Result<Handle> {
+    fn load(&self, state: &mut State, file: &str, code: Code) -> Result<Handle> {
         let bytes = match code {
             Code::Cubin(_, bytes) => bytes,
             Code::Ptx(_, text) => text.as_bytes(),
