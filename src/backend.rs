@@ -53,20 +53,20 @@ pub enum Device {
 }
 
 impl Device {
-    /// Reads `reference`, `cpu`, `cuda[:N]` or `vulkan[:N]`, which stands at `flag`. What is planned is refused by name
-    /// ([`FaultKind::NotAvailable`]), anything else as [`FaultKind::FlagValue`].
+    /// Reads `reference`, `cpu`, `cuda[:N]` or `vulkan[:N]`, which stands at `flag`; anything else is refused as
+    /// [`FaultKind::FlagValue`].
     pub fn parse(flag: &'static str, text: &str) -> Result<Device> {
-        let expected = "reference, cpu, cuda[:N] or vulkan[:N]";
         let (api, number) = text.split_once(':').unwrap_or((text, "0"));
-        let number = number.parse().ok();
-        let kind = match api {
-            "cuda" if number.is_some() => return Ok(Device::Cuda(number.unwrap_or_default())),
-            "reference" if text == "reference" => return Ok(Device::Reference),
-            "cpu" if text == "cpu" => return Ok(Device::Cpu),
-            "vulkan" if number.is_some() => return Ok(Device::Vulkan(number.unwrap_or_default())),
-            _ => FaultKind::FlagValue { flag, expected, found: text.to_owned() },
-        };
-        Err(Fault::new(Place::default(), kind))
+        match (api, number.parse()) {
+            ("cuda", Ok(number)) => Ok(Device::Cuda(number)),
+            ("vulkan", Ok(number)) => Ok(Device::Vulkan(number)),
+            ("reference", _) if text == "reference" => Ok(Device::Reference),
+            ("cpu", _) if text == "cpu" => Ok(Device::Cpu),
+            _ => {
+                let expected = "reference, cpu, cuda[:N] or vulkan[:N]";
+                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: text.to_owned() }))
+            }
+        }
     }
 
     /// Whether it is a GPU.

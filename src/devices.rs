@@ -1,6 +1,7 @@
 //! What a model can run on here, and why something cannot be used.
 
 use crate::backend::cuda::{self, Description, images};
+use crate::backend::vulkan::{self, Adapter};
 use crate::error::{Fault, Severity};
 use crate::io;
 use crate::isa::Isa;
@@ -8,7 +9,7 @@ use crate::report::{DevicesApi, DevicesCpu, DevicesGpu, DevicesReport, Finding};
 
 /// Looks at everything there is. On every GPU that can be used a context is made for a moment, to ask for its free memory.
 pub fn devices() -> DevicesReport {
-    DevicesReport { cpu: cpu(), apis: vec![cuda_devices()] }
+    DevicesReport { cpu: cpu(), apis: vec![cuda_devices(), vulkan_devices()] }
 }
 
 fn cpu() -> DevicesCpu {
@@ -43,6 +44,29 @@ fn cuda_device(description: &Description) -> DevicesGpu {
         memory_bytes: description.total,
         free_bytes: memory.as_ref().ok().map(|memory| memory.free),
         kernels: images::code(description.architecture).map(images::Code::name),
+        unusable: memory.as_ref().err().map(why),
+    }
+}
+
+fn vulkan_devices() -> DevicesApi {
+    let (devices, unusable) = match vulkan::list() {
+        Ok(list) => (list.iter().map(vulkan_device).collect(), None),
+        Err(fault) => (Vec::new(), Some(why(&fault))),
+    };
+    DevicesApi { api: vulkan::NAME.to_owned(), devices, unusable }
+}
+
+fn vulkan_device(adapter: &Adapter) -> DevicesGpu {
+    let memory = adapter.usable().and_then(|()| vulkan::memory(adapter.ordinal));
+    let kind: &str = adapter.kind.into();
+    DevicesGpu {
+        device: format!("{}:{}", vulkan::NAME, adapter.ordinal),
+        name: adapter.product.clone(),
+        driver: adapter.driver.clone(),
+        capability: format!("Vulkan {}, {kind}", adapter.version),
+        memory_bytes: adapter.memory_bytes,
+        free_bytes: memory.as_ref().ok().map(|memory| memory.free),
+        kernels: memory.is_ok().then(|| adapter.kernels().to_owned()),
         unusable: memory.as_ref().err().map(why),
     }
 }

@@ -8,8 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::backend::reference::{Reference as Plain, spare_rows};
-use crate::backend::{Backend, Device};
-use crate::backend::{cuda, vulkan};
+use crate::backend::{Backend, Device, cuda, vulkan};
 use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
 use crate::container::manifest::Manifest;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};

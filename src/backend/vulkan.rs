@@ -91,6 +91,11 @@ pub fn list() -> Result<Vec<Adapter>> {
     adapter::all(&Api::load(false)?)
 }
 
+/// Memory of the device of that number.
+pub fn memory(ordinal: usize) -> Result<DeviceMemory> {
+    Vulkan::open(Options { ordinal, ..Options::default() })?.memory()
+}
+
 /// The fault of a machine on which a driver is installed and shows no device.
 pub fn none() -> Fault {
     faults::api_fault("the drivers show no device".to_owned())

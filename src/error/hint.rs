@@ -365,6 +365,12 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::GpuLibrary { .. } => "install the Vulkan loader and the GPU's driver".into(),
         K::GpuSymbol { .. } => "install a newer driver".into(),
         K::GpuOrdinal { .. } => "`coliconv devices` lists what there is".into(),
+        K::GpuApi { reason, .. } if reason.contains("VK_LAYER_KHRONOS_validation") => {
+            "install the validation layers, or unset COLICONV_VULKAN_VALIDATION".into()
+        }
+        K::GpuApi { .. } => "`vulkaninfo --summary` shows what the loader finds; VK_DRIVER_FILES may hide a driver".into(),
+        K::GpuLacks { .. } => "use --device cpu".into(),
+        K::GpuTimeout { .. } => "the driver may have given up: restart, and see what the system's log says of the GPU".into(),
         K::GpuTooOld { .. } => "use --device cpu".into(),
         K::GpuMemory { .. } => "end what else uses the GPU, or give less to it with --memory".into(),
         K::GpuCall { code, launched, .. } => return gpu_hint(code, launched.is_some()),
@@ -442,6 +448,11 @@ fn gpu_hint(code: &str, later: bool) -> Option<String> {
         "CUDA_ERROR_SYSTEM_NOT_READY" => "a service of the machine is not running: nvidia-fabricmanager, as a rule",
         "CUDA_ERROR_DEVICE_UNAVAILABLE" => "another process has the GPU for itself",
         "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" | "CUDA_ERROR_NO_BINARY_FOR_GPU" => "install a newer driver",
+        "VK_ERROR_DEVICE_LOST" => {
+            "the driver ended what the GPU did: the system's log says why; COLICONV_VULKAN_VALIDATION=1 looks for a mistake of \
+             this program"
+        }
+        "VK_ERROR_INITIALIZATION_FAILED" | "VK_ERROR_INCOMPATIBLE_DRIVER" => "install or repair the GPU's driver",
         "CUDA_ERROR_ECC_UNCORRECTABLE" => "the GPU's memory is faulty: `nvidia-smi -q` tells more",
         name if later && name.starts_with("CUDA_") => {
             "with CUDA_LAUNCH_BLOCKING=1 in the environment the message names the kernel"

@@ -67,14 +67,17 @@ fn flags() {
     let reference = reference.to_str().unwrap();
     let (container, nano) = (bare(), fixture("nano"));
     for (arguments, kind) in [
-        (&["--device", "cuda"][..], "not-available"),
-        (&["--device", "cuda:1", "--device", "cpu"], "not-available"),
-        (&["--device", "vulkan:0"], "not-available"),
+        (&["--device", "cuda:-1"][..], "flag-value"),
+        (&["--device", "cuda:x", "--device", "cpu"], "flag-value"),
+        (&["--device", "vulkan:"], "flag-value"),
         (&["--device", "tpu"], "flag-value"),
         (&["--mode", "fast"], "not-available"),
         (&["--mode", "approximate"], "flag-value"),
-        (&["--all-devices"], "not-available"),
-        (&["--inject-fault", "scale"], "not-available"),
+        (&["--level", "payload", "--all-devices"], "flag-unused"),
+        (&["--inject-fault", "launch"], "flag-needs"),
+        (&["--inject-fault", "launch", "--device", "cpu"], "flag-needs"),
+        (&["--inject-fault", "scale", "--device", "vulkan"], "flag-value"),
+        (&["--inject-fault", "numbers:0", "--device", "vulkan"], "flag-value"),
         (&["--memory", "1M"], "memory-too-small"),
         (&["--level", "payload", "--reference", reference], "flag-unused"),
         (&["--level", "structure", "--device", "cpu"], "flag-unused"),

@@ -88,6 +88,11 @@ impl fmt::Debug for Adapter {
 }
 
 impl Adapter {
+    /// Which of the kernels it runs: with sums by subgroups, or through shared memory.
+    pub fn kernels(&self) -> &'static str {
+        if self.subgroup_lanes >= LANES { "SPIR-V 1.3 with subgroups" } else { "SPIR-V 1.3" }
+    }
+
     /// Refuses a device that lacks something.
     pub fn usable(&self) -> Result<()> {
         let Some(Missing { what, expected, found }) = self.missing.clone() else { return Ok(()) };

@@ -84,6 +84,29 @@ pub(super) fn of(kernel: Kernel, subgroups: bool) -> Option<&'static [u8]> {
 mod tests {
     use super::*;
 
+    /// Whoever changes a source has to build its code anew, too.
+    #[test]
+    fn code_is_that_of_the_sources_beside_it() {
+        use sha2::{Digest, Sha256};
+        let spv = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/vulkan/spv");
+        let sums = std::fs::read_to_string(spv.join("SHA256SUMS")).unwrap();
+        let hash = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut named = Vec::new();
+        for line in sums.lines() {
+            let (sum, name) = line.split_once("  ").unwrap();
+            assert_eq!(hash(&std::fs::read(spv.join(name)).unwrap()), sum, "{name}: see docs/vulkan.md, building");
+            named.push(name.trim_start_matches("../").to_owned());
+        }
+        for (name, code) in CODE {
+            assert!(sums.contains(&format!("{}  {name}.spv\n", hash(code))), "{name}");
+        }
+        let kernels = std::fs::read_dir(spv.join("..")).unwrap().chain(std::fs::read_dir(&spv).unwrap());
+        let files = kernels.map(|entry| entry.unwrap()).filter(|entry| entry.path().is_file());
+        for name in files.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
+            assert!(name == "SHA256SUMS" || named.contains(&name), "{name} is not in SHA256SUMS");
+        }
+    }
+
     #[test]
     fn every_kernel_has_code_and_none_is_left_over() {
         let mut used: Vec<String> = Vec::new();

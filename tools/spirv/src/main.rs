@@ -65,8 +65,15 @@ fn build(kernels: &Path) -> Result<BTreeMap<String, Vec<u8>>, String> {
             }
         }
     }
-    let sums: String =
-        files.iter().map(|(name, bytes)| format!("{}  {name}\n", hex(&Sha256::digest(bytes)))).collect();
+    let mut sums = String::new();
+    for path in sorted(kernels)?.into_iter().filter(|path| path.is_file()) {
+        let bytes = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        sums += &format!("{}  ../{name}\n", hex(&Sha256::digest(bytes)));
+    }
+    for (name, bytes) in &files {
+        sums += &format!("{}  {name}\n", hex(&Sha256::digest(bytes)));
+    }
     files.insert("SHA256SUMS".to_owned(), sums.into_bytes());
     Ok(files)
 }
