@@ -318,7 +318,7 @@ mod tests {
         values[30] = f32::NAN;
         let x = backend.write(&values, 24).unwrap();
         let message = model.predict(&x, &[None, None]).unwrap_err().to_string();
-        assert_eq!(message, "the logits after row 1 are not finite");
+        assert_eq!(message, "the logits of the model, row 1 of those that were computed together, are not finite");
         assert!(model.predict_drafts(&x, &[None, None]).is_err());
     }
 }

@@ -161,7 +161,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     };
     let mut results = match &out {
         Some(out) => out.results(binding)?,
-        None => Results::in_memory(binding),
+        None => Results::temporary(binding)?,
     };
     let vocab_size = config.vocab_size;
     let max_tokens = config.max_position_embeddings;

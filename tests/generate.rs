@@ -338,7 +338,8 @@ fn a_prompt_may_come_from_standard_input() {
         assert_eq!(from_input(bytes)["prompt"], format!("[gMASK]<sop>{prompt}"));
     }
     assert_eq!(from_input(b"\xff")["refused"][0]["kind"], "flag-value");
-    assert_eq!(from_input(b"\n")["refused"][0]["kind"], "prompt-empty");
+    // The prefix alone is a prompt too.
+    assert_eq!(from_input(b"\n")["prompt"], "[gMASK]<sop>");
 }
 
 fn chat(user: &str, system: Option<&str>) -> Options {
@@ -382,7 +383,7 @@ fn what_cannot_be_meant_is_refused() {
     let (whole, main) = (g64(), main_only());
     let mut told = String::new();
     for arguments in [
-        &["--prompt", ""][..],
+        &["--prompt", "", "--prefix", "none"][..],
         &["--prompt", "", "--chat"],
         &["--prompt-ids", ""],
         &["--prompt-ids", "1,x"],
@@ -514,9 +515,7 @@ fn the_default_length_fits_behind_the_prompt() {
     assert_eq!((report.prompt_ids.len(), report.ids.len(), report.max_tokens), (6, 4, 4));
     shortened(6);
     let faults = generate(model.path(), &options, &Unwatched).unwrap_err();
-    assert!(
-        faults.to_string().contains("has 6 tokens and up to 1 are to follow, together 7; the model takes at most 6")
-    );
+    assert!(faults.to_string().contains("has 6 tokens and 1 is to follow, together 7; the model takes at most 6"));
 }
 
 #[test]

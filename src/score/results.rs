@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,9 @@ pub const RESULTS_FILE: &str = "results.jsonl";
 const VERSION: u64 = 1;
 /// Longest line that is read, in bytes: distributions of the longest texts included.
 const MAX_LINE_BYTES: u64 = 1 << 30;
+
+/// Where Linux shows the files that a program has open.
+const OPEN_FILES: &str = "/proc/self/fd";
 
 /// What results belong to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,16 +180,15 @@ struct Written {
     tag: Option<u32>,
 }
 
-/// Results of a run: in a file, or in memory where there is none.
+/// Results of a run, in a file: one that stays, or one that goes when the run is over.
 pub struct Results {
     path: PathBuf,
     file: Option<File>,
+    is_temporary: bool,
     binding: Binding,
     seed: u64,
     numbers: HashMap<String, usize>,
-    /// The newest record of each row, where there is no file; without distributions.
-    records: HashMap<Key, Record>,
-    /// What is known of it where there is one.
+    /// The newest record of each row.
     places: HashMap<Key, Written>,
     /// The baselines that records were compared with.
     tags: Vec<String>,
@@ -198,9 +201,28 @@ pub struct Results {
 }
 
 impl Results {
-    /// Results that are kept in memory only.
-    pub fn in_memory(binding: Binding) -> Results {
-        Results::new(PathBuf::new(), None, binding)
+    /// Results that nobody keeps, in a file of the system's place for such: memory does not grow with their number.
+    pub fn temporary(binding: Binding) -> Result<Results> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("coliconv-score-{}-{number}.jsonl", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        // What another program left under this name, or put there, is not written to.
+        let created = OpenOptions::new().write(true).create_new(true).open(&path);
+        created.map_err(|e| Fault::io("create the file", &path, e))?;
+        let mut results = Results::open(&path, binding)?;
+        results.is_temporary = true;
+        #[cfg(target_os = "linux")]
+        if let Some(file) = &results.file {
+            use std::os::fd::AsRawFd;
+            let open = PathBuf::from(format!("{OPEN_FILES}/{}", file.as_raw_fd()));
+            // Without a name it goes with the program, however that ends.
+            if open.exists() {
+                std::fs::remove_file(&path).map_err(|e| Fault::io("remove the file", &path, e))?;
+                results.path = open;
+            }
+        }
+        Ok(results)
     }
 
     fn new(path: PathBuf, file: Option<File>, binding: Binding) -> Results {
@@ -209,10 +231,10 @@ impl Results {
         Results {
             path,
             file,
+            is_temporary: false,
             binding,
             seed,
             numbers,
-            records: HashMap::new(),
             places: HashMap::new(),
             tags: Vec::new(),
             lines: 1,
@@ -296,23 +318,19 @@ impl Results {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.records.is_empty()
+        self.places.is_empty()
     }
 
     /// Whether a row has a record, and the baseline that it was compared with.
     pub fn get(&self, key: Key) -> Option<Option<&str>> {
         let written = |place: &Written| place.tag.map(|tag| self.tags[tag as usize].as_str());
-        let kept = || self.records.get(&key).map(|record| record.baseline.as_deref());
-        self.places.get(&key).map(written).or_else(kept)
+        self.places.get(&key).map(written)
     }
 
-    /// All records in the order of the inputs, without distributions: read again where they are in a file.
+    /// All records in the order of the inputs, without distributions, read again.
     pub fn records(&self) -> Result<Vec<Record>> {
-        let mut keys: Vec<Key> = self.places.keys().chain(self.records.keys()).copied().collect();
+        let mut keys: Vec<Key> = self.places.keys().copied().collect();
         keys.sort_unstable();
-        if self.path.as_os_str().is_empty() {
-            return Ok(keys.iter().map(|key| self.records[key].clone()).collect());
-        }
         let reader = crate::io::SourceFile::open(&self.path)?;
         let mut line = Vec::new();
         let mut read = |key: &Key| read_line(&reader, self.places[key].spot, self.seed, &mut line).map(Lean::lean);
@@ -322,11 +340,7 @@ impl Results {
     /// Adds the records of some rows: they are in the file when this returns.
     pub fn add(&mut self, records: Vec<Record>) -> Result<()> {
         for record in records {
-            let Some(file) = &mut self.file else {
-                let input = self.numbers.get(&record.input).copied();
-                input.and_then(|input| self.records.insert((input, record.row), record.lean()));
-                continue;
-            };
+            let file = self.file.as_mut().expect("results are open until they are finished");
             let line = record.line(self.seed);
             let written = file.write_all(line.as_bytes()).and_then(|()| file.flush());
             written.map_err(|e| Fault::io("write the file", &self.path, e))?;
@@ -367,7 +381,7 @@ impl Results {
 
     /// Puts the file in order and makes it durable.
     pub fn finish(&mut self) -> Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
+        let Some(file) = self.file.as_ref().filter(|_| !self.is_temporary) else { return Ok(()) };
         file.sync_all().map_err(|e| Fault::io("write the file to disk", &self.path, e))?;
         if self.ordered {
             return Ok(());
@@ -394,6 +408,14 @@ impl Results {
         new.commit(true)?;
         self.ordered = true;
         Ok(())
+    }
+}
+
+impl Drop for Results {
+    fn drop(&mut self) {
+        if self.is_temporary && !self.path.starts_with(OPEN_FILES) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -125,7 +125,7 @@ pub(super) fn of_container(survey: &mut Survey) -> Stage {
     stage.check(
         "small-files",
         sorted.take(Topic::SmallFiles),
-        "tokenizer and generation config are there, and the tokenizer loads",
+        "tokenizer, which loads, and generation config",
     );
     let census = match (config, survey.unreadable.is_empty()) {
         (None, _) => Err("config.json was not read"),

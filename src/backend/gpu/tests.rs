@@ -1,5 +1,7 @@
 //! Every kernel of a GPU against the reference, and against itself in other batches: for any API.
 
+use rayon::prelude::*;
+
 use super::*;
 use crate::backend::reference::Reference;
 use crate::backend::samples::{attended, formats, matrix, numbers, routed, ways};
@@ -51,15 +53,18 @@ fn check_product<D: Driver>(gpu: &Gpu<D>, matrix: &Matrix, n: usize) {
     let x = numbers(n as u64 + 7, n * columns);
     let found = product(gpu, matrix, &x);
     let exact = product(&Reference::default(), matrix, &x);
-    let mut decoded = vec![0.0; columns];
-    for row in 0..rows {
-        matrix.dequantize_row(row, &mut decoded);
-        for (token, x) in x.chunks_exact(columns).enumerate() {
-            let terms: f64 = x.iter().zip(&decoded).map(|(x, w)| (f64::from(*x) * f64::from(*w)).abs()).sum();
-            let (found, exact) = (f64::from(found[token * rows + row]), f64::from(exact[token * rows + row]));
-            assert!((found - exact).abs() <= terms * tolerances::PRODUCT, "{what}: {found}, not {exact} of {terms}");
-        }
-    }
+    (0..rows).into_par_iter().for_each_init(
+        || vec![0.0; columns],
+        |decoded, row| {
+            matrix.dequantize_row(row, decoded);
+            for (token, x) in x.chunks_exact(columns).enumerate() {
+                let terms: f64 = x.iter().zip(&*decoded).map(|(x, w)| (f64::from(*x) * f64::from(*w)).abs()).sum();
+                let (found, exact) = (f64::from(found[token * rows + row]), f64::from(exact[token * rows + row]));
+                let apart = (found - exact).abs();
+                assert!(apart <= terms * tolerances::PRODUCT, "{what}: {found}, not {exact} of {terms}");
+            }
+        },
+    );
     for token in [0, n / 2, n - 1] {
         let alone = product(gpu, matrix, &x[token * columns..][..columns]);
         assert_eq!(bits(&alone), bits(&found[token * rows..][..rows]), "{what}, row {token} alone");
@@ -82,7 +87,8 @@ fn products<D: Driver>(gpu: &Gpu<D>, extent: Extent) {
         for columns in [2048, 6144, 12288, 16384] {
             check_product(gpu, &matrix(format, 5, columns, 3), 2);
         }
-        if extent == Extent::Glm {
+        // Odd groups are no less odd in a small matrix.
+        if extent == Extent::Glm && !matches!(format, Format::Int4Grouped { group_size } if group_size % 64 != 0) {
             for (rows, columns) in GLM {
                 let matrix = matrix(format, rows, columns, 9);
                 [1, 8].into_iter().for_each(|n| check_product(gpu, &matrix, n));
