@@ -67,12 +67,12 @@ impl<B: Backend> AttentionMla<B> {
         let c_q = backend.rms_norm(&backend.matmul(&self.q_a_proj, x)?, &self.q_a_layernorm, INNER_NORM_EPS)?;
         // q = q_b c_q [n, H · (nope + rope)], the rope part of each head turned by its position
         let mut q = backend.matmul(&self.q_b_proj, &c_q)?;
-        backend.rope(&mut q, &self.rope, Heads { width: nope + rope, rope_at: nope }, &positions)?;
+        backend.rope(&mut q, &self.rope, Heads { width: nope + rope, rope_at: nope }, positions)?;
         // kv = kv_a x [n, kv_lora_rank + rope]: the latent is normalized, the one shared key turned
         let kv = backend.matmul(&self.kv_a_proj_with_mqa, x)?;
         let c_kv = backend.rms_norm(&backend.slice(&kv, 0..n, 0..latent)?, &self.kv_a_layernorm, INNER_NORM_EPS)?;
         let mut k_rope = backend.slice(&kv, 0..n, latent..latent + rope)?;
-        backend.rope(&mut k_rope, &self.rope, Heads { width: rope, rope_at: 0 }, &positions)?;
+        backend.rope(&mut k_rope, &self.rope, Heads { width: rope, rope_at: 0 }, positions)?;
         // only these are kept of a position
         backend.append(&mut cache.kv, &backend.concat(&c_kv, &k_rope)?)?;
         // positions to look at: a full layer chooses, a shared one looks where the last full one did

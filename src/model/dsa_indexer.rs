@@ -53,14 +53,14 @@ impl<B: Backend> DsaIndexer<B> {
         // k = k_norm(wk x) [n, width]
         let (weight, bias) = &self.k_norm;
         let mut k = backend.layer_norm(&backend.matmul(&self.wk, x)?, weight, bias, KEY_NORM_EPS)?;
-        backend.rope(&mut k, &self.rope, heads, &positions)?;
+        backend.rope(&mut k, &self.rope, heads, positions)?;
         backend.append(keys, &k)?;
         if places.most_seen() <= topk {
             return Ok(None);
         }
         // q = wq_b c_q [n, heads · width]
         let mut q = backend.matmul(&self.wq_b, c_q)?;
-        backend.rope(&mut q, &self.rope, heads, &positions)?;
+        backend.rope(&mut q, &self.rope, heads, positions)?;
         // w = weights_proj x [n, heads]
         let w = backend.matmul(&self.weights_proj, x)?;
         // score_t = heads^−½ · Σ_h w_h · relu(q_h · k_t · width^−½)

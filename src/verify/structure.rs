@@ -122,11 +122,7 @@ pub(super) fn of_container(survey: &mut Survey) -> Stage {
     stage.check_or_skip("index", sorted.take(Topic::Index), index);
     let config = survey.config.as_ref();
     stage.check_or_skip("config", sorted.take(Topic::Config), config.map(model).ok_or("not read"));
-    stage.check(
-        "small-files",
-        sorted.take(Topic::SmallFiles),
-        "tokenizer, which loads, and generation config",
-    );
+    stage.check("small-files", sorted.take(Topic::SmallFiles), "tokenizer, which loads, and generation config");
     let census = match (config, survey.unreadable.is_empty()) {
         (None, _) => Err("config.json was not read"),
         (_, false) => Err("not every file could be read"),

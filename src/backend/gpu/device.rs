@@ -215,7 +215,7 @@ mod tests {
     fn classes_waste_a_quarter_at_most() {
         for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 3 << 28]) {
             let class = size_class(bytes);
-            assert!(class >= bytes && class % 4 == 0, "{bytes} {class}");
+            assert!(class >= bytes && class.is_multiple_of(4), "{bytes} {class}");
             assert!(bytes < 256 || class <= bytes + bytes / 4, "{bytes} {class}");
             assert_eq!(size_class(class), class);
         }

@@ -15,9 +15,12 @@ const WHOLE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Made<D: Driver> {
     seen: Mutex<Option<(Places, Arc<Lists<D>>)>>,
-    /// Frequencies, positions, and their turns; of the two parts of a layer that are turned.
-    turns: Mutex<Vec<(Rope, Vec<usize>, Arc<Pooled<D>>)>>,
+    /// Of the two parts of a layer that are turned.
+    turns: Mutex<Vec<Turns<D>>>,
 }
+
+/// Frequencies, positions, and their turns.
+type Turns<D> = (Rope, Vec<usize>, Arc<Pooled<D>>);
 
 impl<D: Driver> Default for Made<D> {
     fn default() -> Made<D> {

@@ -175,7 +175,7 @@ fn rendered(
     }
     check_constants(source)?;
     let name = super::KEY;
-    let tree = parse(source, name, SyntaxConfig::default(), WHITESPACE)?;
+    let tree = parse(source, name, SyntaxConfig, WHITESPACE)?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&tree);
     let (mut instructions, mut blocks) = generator.finish();
@@ -201,7 +201,7 @@ fn rendered(
 
 /// Refuses templates in which more than a few constants are multiplied: that happens before anything can be counted.
 fn check_constants(source: &str) -> Result<(), Error> {
-    let tokens = tokenize(source, false, SyntaxConfig::default(), WHITESPACE);
+    let tokens = tokenize(source, false, SyntaxConfig, WHITESPACE);
     // What does not tokenize does not parse either, which is told then.
     let tokens: Vec<Token<'_>> = tokens.map_while(|token| token.ok().map(|(token, _)| token)).collect();
     let is_constant = |token: &Token<'_>| !matches!(token, Token::Ident(_));
