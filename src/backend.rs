@@ -340,6 +340,8 @@ pub trait Backend: Sync {
     fn read_ahead(&self, _experts: &Self::Experts, _choose: &dyn Fn() -> Result<Self::Choice>) -> Result<()> {
         Ok(())
     }
+    /// Tells that what is computed from here on is compared with something: faults on purpose count from here.
+    fn arm(&self) {}
     /// What reading experts on demand took so far; `None` for a backend that keeps all of them.
     fn expert_counters(&self) -> Option<experts::Counters> {
         None

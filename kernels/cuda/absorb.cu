@@ -5,6 +5,8 @@
 // q [n, H · (nope + rope)], query [n, H, latent + rope]. Sums are f32, in the order of j. A kv_b in several parts is gone
 // through part by part, `first_row` and `rows`; each goes on with the sums of the one before.
 // Groups: x tiles of 256 columns, y heads, z rows. Reference: src/backend/reference/attention.rs, head.
+//
+// Versions: 1, a thread a column (this one).
 #include "weights.cuh"
 
 struct AbsorbConstants {

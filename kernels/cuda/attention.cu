@@ -8,6 +8,8 @@
 //
 // Lists: for each row where its list begins in the buffer and how many entries it has, then the lists; a beginning of WHOLE
 // stands for 0, 1, 2, … without a list.
+//
+// Versions: 1, splits of 256 entries, eight heads a group (this one).
 #include "common.cuh"
 
 #define SPLIT 256u

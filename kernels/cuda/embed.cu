@@ -1,6 +1,8 @@
 // Rows of a table [V, w]: out[r] = table[id[r]], for the ids that lie in this part of it.
 //
 // Groups: x tiles of 256 columns, y ids. Reference: src/backend/reference.rs, embed.
+//
+// Versions: 1, a thread a value (this one).
 #include "weights.cuh"
 
 struct EmbedConstants {

@@ -7,6 +7,8 @@
 // at a time.
 //
 // Reference: src/backend/reference/moe.rs, experts.
+//
+// Versions: 1, as matmul.cu, an expert a group in y (this one).
 #include "product.cuh"
 
 #define ABSENT 0xffffffffu

@@ -4,6 +4,8 @@
 //
 // for the entries of a row's list (attention.cu), in its order; then the `topk` largest, of equals the first in the list.
 // Reference: src/backend/reference/attention.rs, select.
+//
+// Versions: 1, tiles of 64 entries and 32 heads in shared memory; eight bits of a key at a time (this one).
 #include "common.cuh"
 
 #define WHOLE 0xffffffffu

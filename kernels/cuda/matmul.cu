@@ -6,6 +6,8 @@
 // `rows`. Groups: x tiles of rows of x, y tiles of outputs, z heads.
 //
 // Reference: src/backend/reference/linear.rs, matmul.
+//
+// Versions: 1, a warp for four outputs and up to eight rows, eight columns a lane at a time (this one).
 #include "product.cuh"
 
 struct MatmulConstants {

@@ -1,6 +1,8 @@
 // Operations on each row by itself: norms, rotation, activation, copies.
 //
 // Reference: src/backend/reference/pointwise.rs.
+//
+// Versions: 1, a group a row, or a thread a value (this one).
 #include "common.cuh"
 
 // Σ over the 256 threads of a group, in every thread: each warp, then the warps in order.

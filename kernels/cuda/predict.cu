@@ -3,6 +3,8 @@
 //
 // Sums are compensated (Kahan: Further remarks on reducing truncation errors, 1965), then added as a tree.
 // Groups: x rows. out [n, 5]: id by its bits, best, runner-up, sum, asked. Reference: src/backend/reference/linear.rs, prediction.
+//
+// Versions: 1, a group a row, twice through its logits (this one).
 #include "common.cuh"
 
 struct PredictConstants {

@@ -1,6 +1,8 @@
 // The choice of experts, and what becomes of it.
 //
 // Reference: src/backend/reference/moe.rs, choose and experts.
+//
+// Versions: 1, a group a row; a thread an expert (this one).
 #include "common.cuh"
 
 #define MOST_EXPERTS 1024u

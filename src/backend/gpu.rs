@@ -193,6 +193,10 @@ impl<D: Driver> Backend for Gpu<D> {
         self.tally.counters()
     }
 
+    fn arm(&self) {
+        self.device.arm();
+    }
+
     fn upload(&self, name: &str, matrix: Matrix) -> Result<Weight<D>> {
         Weight::upload(&self.device, name, &matrix)
     }

@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with = "device")]
     all_devices: bool,
     /// Make a fault on purpose on the GPU, to see the verdict change: `launch[:K]` makes the K-th launch of a kernel fail,
-    /// `numbers[:K]` its numbers wrong [K: 100]
+    /// `numbers[:K]` its numbers wrong; K counts from the first that is compared with a reference [K: 1]
     #[arg(long, value_name = "KIND")]
     inject_fault: Option<String>,
     #[command(flatten)]
@@ -109,7 +109,7 @@ impl Arguments {
 }
 
 /// The launch that a fault is made in where none is named.
-const INJECTED_LAUNCH: &str = "100";
+const INJECTED_LAUNCH: &str = "1";
 
 /// Runs `verify`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {

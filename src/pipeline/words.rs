@@ -171,6 +171,7 @@ mod tests {
             "--part",
             "--report",
             "--requests",
+            "--summary", // of vulkaninfo
             "--task",
             "--text",
             "--verify",

@@ -284,6 +284,7 @@ impl Work<'_> {
         let directory = subject.weights.directory();
         let mut level = Level { model: &model, directory, device: self.device, outcome: Outcome::default() };
         let forward = if self.part.has(0) { level.forward(progress) } else { Default::default() };
+        backend.arm();
         let (compared, findings) = level.references(self.texts, self.share, progress);
         if let Some(source) = subject.source.filter(|_| self.first) {
             level.source(source, &another()?, subject.same_weights, self.prepared, self.part, progress);
@@ -304,7 +305,7 @@ impl Work<'_> {
     /// A fault on purpose that did not happen has shown nothing.
     fn injected<D: Driver>(&self, gpu: &Gpu<D>, ran: &mut Result<Ran, Outcome>) {
         let Some(injection) = self.options.injection.filter(|_| !gpu.injected()) else { return };
-        let kind = FaultKind::GpuNotInjected { launch: injection.launch, launches: gpu.launches() };
+        let kind = FaultKind::GpuNotInjected { launch: injection.launch, launches: gpu.armed_launches() };
         let found = (Severity::Error, Fault::new(Place::file(self.subject.weights.directory()), kind));
         if let Ok(ran) = ran {
             ran.forward.0.push(found);

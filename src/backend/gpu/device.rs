@@ -11,7 +11,7 @@ use crate::error::{Fault, FaultKind, Place, Result};
 /// A fault that is made on purpose, to see that it is noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Injection {
-    /// Number of the launch, from 1.
+    /// Number of the launch, from 1: counted from where the device is armed.
     pub launch: u64,
     /// What is wrong with it.
     pub kind: InjectionKind,
@@ -34,6 +34,8 @@ pub struct Device<D: Driver> {
     pool: Mutex<BTreeMap<u64, Vec<D::Buffer>>>,
     launches: AtomicU64,
     injection: Option<Injection>,
+    /// Launches before those that the fault on purpose is counted among; none are while this is the largest number.
+    armed: AtomicU64,
     injected: AtomicBool,
 }
 
@@ -73,6 +75,7 @@ impl<D: Driver> Device<D> {
             pool: Mutex::default(),
             launches: AtomicU64::new(0),
             injection,
+            armed: AtomicU64::new(u64::MAX),
             injected: AtomicBool::new(false),
         })
     }
@@ -85,6 +88,16 @@ impl<D: Driver> Device<D> {
     /// Launches so far.
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)
+    }
+
+    /// Lets launches count from here on for the fault on purpose: what is computed from here on is looked at.
+    pub fn arm(&self) {
+        self.armed.store(self.launches(), Ordering::Relaxed);
+    }
+
+    /// Launches so far, since it was armed.
+    pub fn armed_launches(&self) -> u64 {
+        self.launches().saturating_sub(self.armed.load(Ordering::Relaxed))
     }
 
     /// Whether the fault on purpose has happened.
@@ -165,7 +178,8 @@ impl<D: Driver> Device<D> {
                 return Err(Fault::new(Place::default(), fault));
             }
         }
-        let number = self.launches.fetch_add(1, Ordering::Relaxed) + 1;
+        let all = self.launches.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = all.saturating_sub(self.armed.load(Ordering::Relaxed));
         let due = self.injection.filter(|injection| number >= injection.launch && !self.injected());
         if due.is_some_and(|injection| injection.kind == InjectionKind::Launch) {
             self.injected.store(true, Ordering::Relaxed);

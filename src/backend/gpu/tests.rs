@@ -366,7 +366,13 @@ pub(in crate::backend) fn faults_on_purpose<D: Driver>(open: impl Fn() -> D) {
     let x = numbers(1, 64);
     let matrix = matrix(Format::Int4Row, 40, 64, 2);
     let right = product(&Gpu::new(open(), None), &matrix, &x);
-    let on = |launch, kind| Gpu::new(open(), Some(Injection { launch, kind }));
+    let on = |launch, kind| {
+        let gpu = Gpu::new(open(), Some(Injection { launch, kind }));
+        // What nobody looks at does not count.
+        assert_eq!(product(&gpu, &matrix, &x), right);
+        gpu.arm();
+        gpu
+    };
     let failing = on(2, InjectionKind::Launch);
     let weight = failing.upload("w", matrix.clone()).unwrap();
     let run = || failing.matmul(&weight, &rows_of(&failing, &x, 64)).and_then(|out| failing.read(&out));
