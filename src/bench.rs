@@ -20,7 +20,7 @@ use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::header::Header;
-use crate::io::{SourceFile, free_bytes};
+use crate::io::{SourceFile, available_bytes, free_bytes};
 use crate::limits;
 use crate::progress::Progress;
 use crate::report::{BenchMeasure, BenchReport, CheckStatus, VerifyReport};
@@ -88,6 +88,8 @@ pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport
 /// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
 pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
     check_size(options, LEAST_BYTES, "at least 1M")?;
+    // Whole matrices of the largest shape, of which one is made while the others are there.
+    check_memory(options.bytes.saturating_add(kernels::LARGEST_BYTES.saturating_mul(2)))?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let measures = pool.install(|| kernels::measures(options.bytes, options.rounds, progress))?;
     Ok(report("kernels", pool.current_num_threads(), measures))
@@ -114,6 +116,16 @@ fn check_size(options: &Options, least: u64, expected: &'static str) -> Result<(
             Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
         }
         false => Ok(()),
+    }
+}
+
+/// Refuses to begin what would fill the memory: weights, and what makes them.
+fn check_memory(needed: u64) -> Result<()> {
+    match available_bytes() {
+        Some(available) if available < needed => {
+            Err(Fault::new(Place::default(), FaultKind::BenchMemory { needed, available }))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Checkpoint {
     pub census: Census,
     /// The opened shards, by name.
     pub shards: Vec<Shard>,
+    /// Passes that it was opened for: files with nothing but others are not open.
+    pub passes: Vec<Pass>,
     /// Passes of which the checkpoint holds nothing.
     pub absent_passes: Vec<Pass>,
     /// What is odd but no obstacle.
@@ -120,6 +122,7 @@ impl Checkpoint {
             config,
             census,
             shards: Vec::new(),
+            passes: passes.to_vec(),
             absent_passes: Vec::new(),
             warnings: index.warnings(),
             index,

@@ -205,8 +205,10 @@ impl Weights for Checkpoint {
         self.directory.clone()
     }
 
+    /// What belongs to a pass that the checkpoint was not opened for is not there, though some of it may lie in open files.
     fn contains(&self, name: &str) -> bool {
-        self.tensor(name).is_some()
+        let wanted = self.census.role(name).is_none_or(|role| self.passes.contains(&role.pass));
+        wanted && self.tensor(name).is_some()
     }
 
     /// FP8 stays FP8 with f32 scales; the other element types are widened to f32.

@@ -38,6 +38,12 @@ fn quantizing_is_measured_with_every_instruction_set() {
 }
 
 #[test]
+fn weights_beyond_the_memory_are_refused() {
+    let (code, document) = run_json(&["bench", "kernels", "--size", "900000G"], &[]);
+    assert_eq!((code, &document["refused"][0]["kind"]), (2, &"bench-memory".into()), "{document}");
+}
+
+#[test]
 fn kernels_are_measured_against_their_limits() {
     let (code, report) = run_json(&["bench", "kernels", "--size", "1M", "--rounds", "1", "--device", "cpu"], &[]);
     assert_eq!(code, 0, "{report}");

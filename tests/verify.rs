@@ -216,6 +216,15 @@ fn files_cut_off_removed_and_added() {
     fs::remove_file(directory.path().join("tokenizer.json")).unwrap();
     assert_fails(verify(directory.path(), "structure", &[]), "manifest", "manifest-file-missing", "");
 
+    // A tokenizer of a larger vocabulary loads, but is no use.
+    let directory = bare();
+    let tokenizer = directory.path().join("tokenizer.json");
+    let mut parsed: Value = serde_json::from_slice(&fs::read(&tokenizer).unwrap()).unwrap();
+    assert!(parsed["model"]["vocab"]["ac"].is_u64());
+    parsed["model"]["vocab"]["ac"] = 5000.into();
+    fs::write(&tokenizer, parsed.to_string()).unwrap();
+    assert_fails(verify(directory.path(), "structure", &[]), "small-files", "tokenizer-vocab", "");
+
     let directory = g64();
     fs::write(directory.path().join("out-00003.safetensors"), b"\x08\0\0\0\0\0\0\0{}      ").unwrap();
     assert_fails(verify(directory.path(), "structure", &[]), "manifest", "manifest-file-unknown", "");

@@ -21,6 +21,8 @@ use crate::weights::Matrix;
 const SHAPES: [(usize, usize); 4] = [(2048, 6144), (6144, 2048), (16384, 2048), (6144, 16384)];
 /// The shape of products with many rows.
 const MANY: (usize, usize) = (2048, 6144);
+/// Bytes of the largest of these as f32.
+pub(super) const LARGEST_BYTES: u64 = 4 * 6144 * 16384;
 /// Rows of x that are few, and many.
 const FEW_ROWS: [usize; 4] = [1, 2, 4, 8];
 const MANY_ROWS: [usize; 2] = [64, 512];

@@ -172,13 +172,13 @@ fn ids(list: &str) -> Result<Vec<u64>, Fault> {
 
 /// All of standard input, without its last line end.
 fn standard_input() -> Result<String, Fault> {
-    let flag = "--prompt -";
+    let flag = "the prompt on standard input";
     let mut bytes = Vec::new();
     if let Err(e) = io::stdin().lock().take(limits::MAX_PROMPT_BYTES + 1).read_to_end(&mut bytes) {
-        return wrong(flag, "text on standard input", &e.to_string());
+        return wrong(flag, "text", &format!("not to be read ({e})"));
     }
     if bytes.len() as u64 > limits::MAX_PROMPT_BYTES {
-        return wrong(flag, "at most 16 MiB on standard input", "more");
+        return wrong(flag, "at most 16 MiB", "longer");
     }
     match String::from_utf8(bytes) {
         Ok(mut text) => {
@@ -188,7 +188,7 @@ fn standard_input() -> Result<String, Fault> {
             }
             Ok(text)
         }
-        Err(e) => wrong(flag, "UTF-8 on standard input", &e.to_string()),
+        Err(e) => wrong(flag, "UTF-8", &format!("no text ({e})")),
     }
 }
 

@@ -229,7 +229,9 @@ fn score_hint(kind: &FaultKind) -> Option<String> {
         K::FlagNeeds { flag, needs } => format!("give {needs} too, or leave {flag} out"),
         K::RowMalformed { .. } | K::RowEmpty { .. } => "correct the row, or remove it".into(),
         K::RowTooLong { .. } => "shorten the row: nothing is cut off silently".into(),
-        K::RowNoContext { .. } => "give the row a context, or --prefix".into(),
+        K::BenchMemory { .. } => "give a smaller --size".into(),
+        K::TokenizerVocab { .. } => "the tokenizer is another model's: copy it from the model's repository".into(),
+        K::RowNoContext { .. } => "give the row a context".into(),
         K::RowTokenId { .. } => "the ids are of another model's tokenizer".into(),
         K::RowNotFinite { .. } => "a weight or scale is damaged: check the container with `coliconv verify`".into(),
         K::TaskUnknown { .. } => {

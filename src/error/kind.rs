@@ -422,6 +422,10 @@ pub enum FaultKind {
     GpuDimension { what: &'static str, found: usize, limit: usize },
     #[error("{device} is not used: {}", escaped_message(reason))]
     DeviceUnused { device: String, reason: String },
+    #[error("the tokenizer has token {id}, which is not below vocab_size {vocab_size} of config.json")]
+    TokenizerVocab { id: u32, vocab_size: u64 },
+    #[error("the weights to measure with take {needed} bytes of memory, {available} are available")]
+    BenchMemory { needed: u64, available: u64 },
     #[error("no fault was made: launch {launch} was to be wrong, there were {launches}")]
     GpuNotInjected { launch: u64, launches: u64 },
     #[error("launch {launch}, {kernel}, was made to fail")]

@@ -43,6 +43,11 @@ impl Tokenizer {
         self.inner.decode(ids, skip_special).map_err(|e| self.fault("decode the ids", &e))
     }
 
+    /// The largest id that it gives.
+    pub fn largest_id(&self) -> Option<u32> {
+        self.inner.get_vocab(true).into_values().max()
+    }
+
     /// Whether there is a token of this id.
     pub fn has(&self, id: u32) -> bool {
         self.inner.id_to_token(id).is_some()

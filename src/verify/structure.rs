@@ -62,7 +62,7 @@ impl Topic {
             K::NoStopIds | K::ConfigAbsent => Topic::Config,
             K::EngineLimit { what: "stamps", .. } => Topic::Stamps,
             K::EngineLimit { .. } => Topic::Config,
-            K::SmallFileMissing { .. } | K::TokenizerSyntax { .. } => Topic::SmallFiles,
+            K::SmallFileMissing { .. } | K::TokenizerSyntax { .. } | K::TokenizerVocab { .. } => Topic::SmallFiles,
             K::TensorMissing { .. } | K::ShapeMismatch { .. } | K::UnknownTensor => Topic::Census,
             K::LayerMissing { .. } | K::IndexerMissing { .. } | K::ExpertMissing { .. } => Topic::Census,
             K::PassAbsent { .. } | K::HeadMissing | K::HeadTied | K::NestedTensor { .. } => Topic::Census,
@@ -110,7 +110,7 @@ impl Sorted {
 /// The checks of a surveyed container; its findings go into the stage.
 pub(super) fn of_container(survey: &mut Survey) -> Stage {
     let mut findings = std::mem::take(&mut survey.findings);
-    findings.extend(tokenizer(&survey.directory));
+    findings.extend(tokenizer(&survey.directory, survey.config.as_ref()));
     let survey = &*survey;
     let mut sorted = Sorted(findings.into_iter().map(|found| (Topic::of(&found.1), found)).collect());
     let mut stage = Stage::default();
@@ -172,10 +172,17 @@ fn parts(survey: &Survey) -> String {
     format!("{weights} weights; {}, {}", there(Pass::Mtp, "MTP head"), there(Pass::Indexer, "indexer"))
 }
 
-/// Why the tokenizer that is there does not load.
-fn tokenizer(directory: &Path) -> Option<Found> {
+/// Why the tokenizer that is there does not load, or does not belong to the model.
+fn tokenizer(directory: &Path, config: Option<&Config>) -> Option<Found> {
     directory.join(TOKENIZER_FILE).symlink_metadata().ok()?;
-    Some((Severity::Error, Tokenizer::load(directory).err()?))
+    let tokenizer = match Tokenizer::load(directory) {
+        Ok(tokenizer) => tokenizer,
+        Err(fault) => return Some((Severity::Error, fault)),
+    };
+    let vocab_size = config?.vocab_size;
+    let id = tokenizer.largest_id().filter(|&id| u64::from(id) >= vocab_size)?;
+    let kind = FaultKind::TokenizerVocab { id, vocab_size };
+    Some((Severity::Error, Fault::new(Place::file(directory.join(TOKENIZER_FILE)), kind)))
 }
 
 /// Small files that the manifest does not name: nobody vouches for them.
@@ -200,7 +207,7 @@ pub(super) fn of_checkpoint(directory: &Path, checkpoint: Option<&Checkpoint>, m
     findings.extend(absent.map(|(name, consequence)| {
         (Severity::Warning, Fault::new(Place::file(directory.join(name)), FaultKind::SmallFileMissing { consequence }))
     }));
-    findings.extend(tokenizer(directory));
+    findings.extend(tokenizer(directory, checkpoint.map(|checkpoint| &checkpoint.config)));
     let mut sorted = Sorted(findings.into_iter().map(|found| (Topic::of(&found.1), found)).collect());
     let mut stage = Stage::default();
     let topics =

@@ -8,6 +8,7 @@ use coliconv::convert::Options;
 use coliconv::recipe::{GroupSize, Settings};
 use coliconv::report::{CheckStatus, Severity, VerifyReport};
 use coliconv::roles::Pass;
+use coliconv::verify::TokenOptions;
 use serde_json::Value;
 
 use super::support::containers::{container, copy, fixture};
@@ -130,6 +131,18 @@ fn rows_of_fewer_bits_are_not_the_source() {
     let forced = entry.teacher_forced.as_ref().unwrap();
     assert!(forced.matched * 100 >= forced.total * 90, "{entry:?}");
     assert!(entry.max_abs_logprob_diff.unwrap() > 10.0 * MAX_LOGPROB_DIFF);
+}
+
+#[test]
+fn a_source_has_the_parts_that_the_container_has() {
+    // Of the MTP layer of tiny some lies beside the main layers, and some in a shard that is not opened for these.
+    let settings = Settings { group_size: Some(GroupSize::ROW), ..Settings::default() };
+    let main = container("tiny", "row", || Options { settings, ..Options::default() });
+    let source = Some(fixture("tiny"));
+    let with_source = coliconv::verify::Options { source, ..super::options(TokenOptions::default()) };
+    let report = super::try_verify(main.path(), &with_source).unwrap_or_else(|faults| panic!("{faults}"));
+    assert_passes(&report);
+    assert!(report.source_agreement.is_some());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! So bytes are counted like steps. All that a template makes, by operators, filters, methods, and by what it prints, is
 //! paid for before it is there, and a template that has used up its bytes ends. What is made of lists within lists counts
-//! as often as it would be written out, so no single operation can make much of little.
+//! as often as it would be written out, so no single operation can make much of little. What operations look through is
+//! counted likewise: their number is no bound on their time.
 
 use std::cell::Cell;
 
@@ -19,12 +20,18 @@ thread_local! {
     static ALL: Cell<u64> = const { Cell::new(0) };
     /// What is left of them.
     static LEFT: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that operators, filters and methods may still look through.
+    static UNREAD: Cell<u64> = const { Cell::new(0) };
 }
+
+/// How often what a template may make can be looked through, in whole.
+const READINGS: u64 = 16;
 
 /// Begins anew, with so many bytes.
 pub(super) fn begin(bytes: u64) {
     ALL.set(bytes);
     LEFT.set(bytes);
+    UNREAD.set(bytes.saturating_mul(READINGS));
 }
 
 /// Pays for bytes that are about to be made.
@@ -44,10 +51,16 @@ pub(super) fn made(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Bytes of a value written out, about; refused where they are more than could be made, or where it nests too deep.
+/// Bytes of a value written out, about; refused where they are more than could be made, or where it nests too deep. They
+/// are paid for as looked through: a step that makes nothing may take long.
 pub(super) fn weight(value: &Value) -> Result<u64, Error> {
     let mut bytes = 0;
     weigh(value, 0, &mut bytes)?;
+    let unread = UNREAD.get().checked_sub(bytes).ok_or_else(|| {
+        let message = format!("it looks through more than {} bytes", ALL.get().saturating_mul(READINGS));
+        Error::new(ErrorKind::InvalidOperation, message)
+    })?;
+    UNREAD.set(unread);
     Ok(bytes)
 }
 

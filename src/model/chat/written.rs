@@ -168,6 +168,18 @@ fn no_template_makes_text_without_end() {
         ("{{ range(*[1, 2]) }}", "*arguments"),
         ("{{ [1] | batch(999999999, 0) }}", "filter batch is unknown"),
         ("{{ '{:999999999}'.format(1) }}", "format is not a method here"),
+        (
+            "{% set s = range(50000) | list %}{% for i in range(99999) %}{% if -1 in s %}{% endif %}{% endfor %}",
+            "it looks through more than 67108864 bytes",
+        ),
+        (
+            "{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{% if s.count('xy') %}{% endif %}{% endfor %}",
+            "it looks through more than 67108864 bytes",
+        ),
+        (
+            "{% set s = 'x' * 4000000 %}{% for i in range(99999) %}{% if s | length %}{% endif %}{% endfor %}",
+            "it looks through more than 67108864 bytes",
+        ),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "engine ran out of fuel"),
     ] {
         let message = rendered(template).unwrap_err();
