@@ -171,6 +171,7 @@ mod tests {
             "--part",
             "--report",
             "--requests",
+            "--size",
             "--summary", // of vulkaninfo
             "--task",
             "--text",
