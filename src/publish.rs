@@ -191,13 +191,15 @@ impl Gate<'_> {
         report.bytes_read = contents.hashed.iter().map(|file| file.record.bytes).sum();
         let records: Vec<_> = contents.hashed.iter().map(|file| file.record.clone()).collect();
         report.model_sha256 = Some(model_sha256_of(&records));
+        let card = contents.card(self.container, &manifest)?;
+        let source_card = card.source.as_ref().map(|bytes| Hashed::of(card.name, bytes).record.sha256);
         let (evidence, foreign) = self.evidence.clone().about(
             self.container,
             &records,
+            (card.name, source_card.as_deref()),
             &manifest_sha256,
             &gate::verify_command(self.container),
         );
-        let card = contents.card(self.container, &manifest)?;
         let subject = card::Subject {
             container: self.container,
             repo_id: self.options.repo_id.as_deref(),

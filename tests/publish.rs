@@ -4,6 +4,8 @@
 mod binding;
 #[path = "publish/card.rs"]
 mod card;
+#[path = "publish/cards.rs"]
+mod cards;
 #[path = "publish/gate.rs"]
 mod gate;
 #[path = "publish/honest.rs"]

@@ -335,6 +335,11 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::CardSyntax { .. } => {
             "correct it in the source and convert again, or leave it: only its text is kept then".into()
         }
+        K::TwoCards { .. } => {
+            "leave only the source's card, as README.md, in the checkpoint, or give the other another name, and convert anew \
+             into an empty directory"
+                .into()
+        }
         K::LicenseUnknown => "add the source's LICENSE or card to the checkpoint before converting".into(),
         K::BaseModelUnknown => "set `card.base_model` in a --policy file to ORG/NAME of the source".into(),
         K::TooLargeForHub { .. } => "convert from a checkpoint in smaller shards".into(),

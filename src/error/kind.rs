@@ -674,6 +674,10 @@ pub enum FaultKind {
     CardSyntax { message: String },
     #[error("the card is missing, so what it says of the licence and the base model is not known")]
     CardMissing,
+    #[error(
+        "there is a {other}, too, and `publish` wants this name for the source's card: one of the two would be lost"
+    )]
+    TwoCards { other: &'static str },
     #[error("no licence is known: there is neither a card with `license` nor a file LICENSE")]
     LicenseUnknown,
     #[error("the model that this one was made from is not known by its name on the Hub")]

@@ -71,17 +71,19 @@ impl Evidence {
     }
 
     /// Separates the reports that are about these files from what is wrong with the others.
-    /// `manifest_sha256` is the hash of what the manifest says now.
+    /// `source_card` is the source's card as it is now, with the name that it has now; `manifest_sha256` is the hash of what
+    /// the manifest says now.
     pub fn about(
         self,
         container: &Path,
         files: &[FileRecord],
+        source_card: (&str, Option<&str>),
         manifest_sha256: &str,
         verify_command: &str,
     ) -> (Evidence, Vec<Fault>) {
         let (mut good, mut faults) = (Evidence::default(), Vec::new());
         for told in self.verify {
-            match other_files(&told, files, manifest_sha256, verify_command) {
+            match other_files(&told, files, source_card, manifest_sha256, verify_command) {
                 found if found.is_empty() => good.verify.push(told),
                 found => faults.extend(found),
             }
@@ -107,9 +109,15 @@ fn other_bytes(what: &str, expected: &str, found: &str) -> FaultKind {
     FaultKind::ReportOfOtherBytes { what: what.to_owned(), expected: expected.to_owned(), found: found.to_owned() }
 }
 
-/// Files that are not those that a report of `verify` is about, and a manifest that says something else. Cards are text that
-/// no verification looks at.
-fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], manifest_sha256: &str, command: &str) -> Vec<Fault> {
+/// Files that are not those that a report of `verify` is about, and a manifest that says something else. The source's card,
+/// which says the licence, is one of the files, whichever of its two names it has; a card that `publish` made is none.
+fn other_files(
+    told: &Told<VerifyReport>,
+    files: &[FileRecord],
+    source_card: (&str, Option<&str>),
+    manifest_sha256: &str,
+    command: &str,
+) -> Vec<Fault> {
     if let Some(part) = &told.report.part {
         return vec![told.fault(FaultKind::ReportOfPart { part: part.part.clone(), command: "verify" })];
     }
@@ -127,9 +135,12 @@ fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], manifest_sha256:
     names.dedup();
     let hash = |map: &BTreeMap<&str, &str>, name: &str| map.get(name).copied().unwrap_or("absent").to_owned();
     let pairs = names.into_iter().map(|name| (name, hash(&now, name), hash(&then, name)));
+    let file_of = |name: &str| told.report.files.iter().find(|file| file.name == name).map(|file| &*file.sha256);
+    let card_then = file_of(SOURCE_CARD_FILE).or_else(|| file_of(CARD_FILE)).unwrap_or("absent");
+    let card = (source_card.0, source_card.1.unwrap_or("absent").to_owned(), card_then.to_owned());
     let manifest = (MANIFEST_FILE, manifest_sha256.to_owned(), stated.to_owned());
     pairs
-        .chain([manifest])
+        .chain([card, manifest])
         .filter(|(_, now, then)| now != then)
         .map(|(name, now, then)| told.fault(other_bytes(name, &now, &then)))
         .collect()

@@ -184,7 +184,7 @@ fn the_default_policy_keeps_wrecked_containers_back() {
 fn a_card_of_the_source_may_not_be_lost() {
     let place = Place::new();
     fs::remove_file(place.container().join("README.md")).unwrap();
-    let report = place.refuses(&place.options(), &["card-missing"]);
+    let report = place.refuses(&place.options(), &["card-missing", "evidence-missing", "report-of-other-bytes"]);
     assert!(
         report
             .findings
