@@ -68,7 +68,20 @@ impl Options {
 }
 
 /// Prepares a container for its upload, compares it with a listing, or both.
+///
+/// However it ends, unless it passes no upload plan of an earlier run is left.
 pub fn publish(container: &Path, options: &Options, progress: &dyn Progress) -> Result<PublishReport, Faults> {
+    let outcome = published(container, options, progress);
+    // Of a container that another run has in hand that run decides.
+    let in_hand =
+        |faults: &Faults| faults.iter().any(|fault| matches!(*fault.kind, FaultKind::Locked | FaultKind::PartLocked));
+    if outcome.as_ref().is_err_and(|faults| !options.only_listing() && !in_hand(faults)) {
+        withdraw(container)?;
+    }
+    outcome
+}
+
+fn published(container: &Path, options: &Options, progress: &dyn Progress) -> Result<PublishReport, Faults> {
     let started = Instant::now();
     if let Some(id) = &options.repo_id {
         check_repo_id(id)?;
@@ -206,7 +219,7 @@ impl Gate<'_> {
             manifest: &manifest,
             evidence: &evidence,
             front: &card.front,
-            source_card: card.source.is_some(),
+            source_card: card.beside.as_deref(),
             policy: &policy.card,
         };
         let text = subject.text().into_bytes();

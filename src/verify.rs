@@ -30,7 +30,7 @@ use crate::weights::{ModelKind, Weights};
 use stage::Stage;
 use weights::Opened;
 
-pub use tokens::{OWN_REFERENCE, TokenOptions, positions};
+pub use tokens::{LOGPROB_TOLERANCE, OWN_REFERENCE, TokenOptions, positions};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::container::manifest::{CARD_FILE, FileRecord, MANIFEST_FILE, SOURCE_CARD_FILE};
-use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, escaped};
 use crate::io::read_small;
+use crate::json::repeated_key;
 use crate::limits;
 use crate::model::tokenizer::TOKENIZER_FILE;
 use crate::report::{ScoreReport, VerifyReport};
@@ -48,10 +49,21 @@ impl Evidence {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
+        if path.is_dir() {
+            let names = ["score.json", "verify.json"];
+            let file = names.map(|name| path.join(name)).into_iter().find(|file| file.is_file());
+            let file = file.map(|file| file.to_string_lossy().into_owned());
+            return Err(Fault::new(Place::file(path), FaultKind::ReportDirectory { file }));
+        }
         let bytes = read_small(path, limits::MAX_REPORT_BYTES)?;
         let path = path.to_owned();
         let value: serde_json::Value = serde_json::from_slice(&bytes)
             .map_err(|e| Fault::new(Place::file(&path), FaultKind::JsonSyntax { message: e.to_string() }))?;
+        // Of two values only the last would count.
+        if let Some(key) = std::str::from_utf8(&bytes).ok().and_then(repeated_key) {
+            let message = format!("`{}` appears twice", escaped(&key));
+            return Err(Fault::new(Place::file(&path), FaultKind::JsonSyntax { message }));
+        }
         let no_report =
             |e: serde_json::Error| Fault::new(Place::file(&path), FaultKind::NotAReport { message: e.to_string() });
         // Only a report of `verify` has a level.

@@ -40,6 +40,8 @@ pub struct Found {
     pub source: Option<Vec<u8>>,
     /// Name of the file that holds it now, or should.
     pub name: &'static str,
+    /// Name of the source's card beside the one that is to be written.
+    pub beside: Option<String>,
     /// What it says at its top.
     pub front: Front,
     /// What is odd about it.
@@ -126,8 +128,18 @@ impl Contents {
         if lost.is_some() && found.source.is_none() {
             self.faults.push(Fault::new(Place::file(container.join(CARD_FILE)), FaultKind::CardMissing));
         }
-        if let Some(source) = &found.source {
-            match Front::parse(&container.join(found.name), &String::from_utf8_lossy(source)) {
+        // A card of another spelling stays as it is, as every small file, and says the same.
+        let spelled = |record: &&FileRecord| record.name != CARD_FILE && record.name.eq_ignore_ascii_case(CARD_FILE);
+        let spelled = manifest.small_files.iter().find(spelled).filter(|_| found.source.is_none());
+        let other = spelled.map(|record| read(&record.name)).transpose()?.flatten();
+        let (name, text) = match (&found.source, spelled) {
+            (None, Some(record)) => (record.name.clone(), other),
+            (source, _) => (found.name.to_owned(), source.clone()),
+        };
+        let kept = if found.source.is_some() { SOURCE_CARD_FILE.to_owned() } else { name.clone() };
+        found.beside = text.is_some().then_some(kept);
+        if let Some(source) = &text {
+            match Front::parse(&container.join(name), &String::from_utf8_lossy(source)) {
                 Ok(front) => found.front = front,
                 Err(fault) => found.warnings.push(fault),
             }

@@ -138,3 +138,44 @@ fn without_a_card_publishing_again_needs_no_new_report() {
     assert_eq!(errors(&place.publish(&other)), [""; 0]);
     assert_eq!(errors(&place.publish(&other)), [""; 0]);
 }
+
+#[test]
+fn a_card_of_another_spelling_is_the_card() {
+    let place = Place::new();
+    place.without_card();
+    let text = "---\nlicense: mit\nbase_model: example/nano\n---\n# Nano\n";
+    place.forge("readme.md", Some(text));
+    let sha256 = coliconv::score::identity::sha256_of(&place.container().join("readme.md")).unwrap();
+    place.edit("verify.json", |report| {
+        let record = json!({"name": "readme.md", "bytes": text.len(), "sha256": sha256});
+        report["files"].as_array_mut().unwrap().push(record);
+    });
+    for _ in 0..2 {
+        let report = place.published();
+        assert!(!lines(&report).contains("no licence is known"), "{}", lines(&report));
+    }
+    let card = fs::read_to_string(place.container().join("README.md")).unwrap();
+    assert!(card.contains("\nlicense: mit\n") && card.contains("own card is [readme.md](readme.md)"), "{card}");
+    assert!(!place.container().join("README.source.md").exists());
+}
+
+#[test]
+fn a_link_to_a_licence_that_is_not_there_is_told() {
+    let place = Place::new();
+    place.with_card("---\nlicense: other\nlicense_link: LICENSE\n---\n");
+    let report = place.published();
+    assert!(lines(&report).contains("`license_link` of the source's card names LICENSE"), "{}", lines(&report));
+    assert!(!lines(&Place::new().published()).contains("license_link"));
+}
+
+#[test]
+fn drafts_along_a_text_of_its_own_stand_on_the_card() {
+    let place = Place::new();
+    place.edit("verify.json", |report| {
+        report["tokens"].as_array_mut().unwrap().iter_mut().for_each(|entry| entry["mtp"] = serde_json::Value::Null);
+        report["own_drafts"] = json!({"proposed": 10, "accepted": 5});
+    });
+    place.published();
+    let card = fs::read_to_string(place.container().join("README.md")).unwrap();
+    assert!(card.contains("5 of 10 drafts of the MTP head were accepted (50.0 %)"), "{card}");
+}
