@@ -146,7 +146,10 @@ fn a_card_of_another_spelling_is_the_card() {
     let text = "---\nlicense: mit\nbase_model: example/nano\n---\n# Nano\n";
     place.forge("readme.md", Some(text));
     let sha256 = coliconv::score::identity::sha256_of(&place.container().join("readme.md")).unwrap();
+    let path = place.container().join("coliconv.manifest.json");
+    let stated = coliconv::container::manifest::statement_sha256(&path, &fs::read(&path).unwrap()).unwrap();
     place.edit("verify.json", |report| {
+        report["manifest_sha256"] = json!(stated);
         let record = json!({"name": "readme.md", "bytes": text.len(), "sha256": sha256});
         report["files"].as_array_mut().unwrap().push(record);
     });
