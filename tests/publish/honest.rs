@@ -263,6 +263,7 @@ fn a_refusal_takes_the_plan_of_an_earlier_run_away() {
     assert_eq!((code, place.path("nano-g64.upload-plan.json").exists()), (2, false));
     // What is not a plan stays.
     let plan = place.path("nano-g64.upload-plan.json");
+    place.edit("verify.json", |report| report["verdict"] = json!("fail"));
     fs::write(&plan, "mine").unwrap();
     place.publish(&place.options());
     assert_eq!(fs::read(&plan).unwrap(), b"mine");
