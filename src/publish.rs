@@ -68,7 +68,20 @@ impl Options {
 }
 
 /// Prepares a container for its upload, compares it with a listing, or both.
+///
+/// However it ends, unless it passes no upload plan of an earlier run is left.
 pub fn publish(container: &Path, options: &Options, progress: &dyn Progress) -> Result<PublishReport, Faults> {
+    let outcome = published(container, options, progress);
+    // Of a container that another run has in hand that run decides.
+    let in_hand =
+        |faults: &Faults| faults.iter().any(|fault| matches!(*fault.kind, FaultKind::Locked | FaultKind::PartLocked));
+    if outcome.as_ref().is_err_and(|faults| !options.only_listing() && !in_hand(faults)) {
+        withdraw(container)?;
+    }
+    outcome
+}
+
+fn published(container: &Path, options: &Options, progress: &dyn Progress) -> Result<PublishReport, Faults> {
     let started = Instant::now();
     if let Some(id) = &options.repo_id {
         check_repo_id(id)?;
@@ -191,20 +204,22 @@ impl Gate<'_> {
         report.bytes_read = contents.hashed.iter().map(|file| file.record.bytes).sum();
         let records: Vec<_> = contents.hashed.iter().map(|file| file.record.clone()).collect();
         report.model_sha256 = Some(model_sha256_of(&records));
+        let card = contents.card(self.container, &manifest)?;
+        let source_card = card.source.as_ref().map(|bytes| Hashed::of(card.name, bytes).record.sha256);
         let (evidence, foreign) = self.evidence.clone().about(
             self.container,
             &records,
+            (card.name, source_card.as_deref()),
             &manifest_sha256,
             &gate::verify_command(self.container),
         );
-        let card = contents.card(self.container, &manifest)?;
         let subject = card::Subject {
             container: self.container,
             repo_id: self.options.repo_id.as_deref(),
             manifest: &manifest,
             evidence: &evidence,
             front: &card.front,
-            source_card: card.source.is_some(),
+            source_card: card.beside.as_deref(),
             policy: &policy.card,
         };
         let text = subject.text().into_bytes();

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::checkpoint::Checkpoint;
-use crate::container::manifest::{FileRecord, Manifest};
+use crate::container::manifest::{CARD_FILE, FileRecord, Manifest, has_model_card};
 use crate::container::reader::{Container, StoredWeight, Survey};
 use crate::error::{Fault, FaultKind, Faults, Place};
 use crate::format::Format;
@@ -30,7 +30,7 @@ use crate::weights::{ModelKind, Weights};
 use stage::Stage;
 use weights::Opened;
 
-pub use tokens::{OWN_REFERENCE, TokenOptions, positions};
+pub use tokens::{LOGPROB_TOLERANCE, OWN_REFERENCE, TokenOptions, positions};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,6 +140,8 @@ impl Examined {
     fn report(self, path: &Path, options: &Options, part: Option<VerifyPart>, seconds: f64) -> VerifyReport {
         let hashed = if part.is_some() { Vec::new() } else { self.hashed };
         let source = options.source.as_ref().filter(|_| self.has_source);
+        // A card that `publish` made is no evidence, and is made anew; the source's card counts, whatever its name.
+        let made = has_model_card(path, &hashed);
         let (manifest_sha256, source_model_sha256) = match part {
             Some(_) => (None, None),
             None => (self.manifest_sha256, self.source_model_sha256),
@@ -154,6 +156,7 @@ impl Examined {
             model_sha256: (!hashed.is_empty()).then(|| model_sha256_of(&hashed)),
             files: hashed
                 .into_iter()
+                .filter(|file| !(made && file.name == CARD_FILE))
                 .map(|FileRecord { name, bytes, sha256 }| VerifyFile { name, bytes, sha256 })
                 .collect(),
             manifest_sha256,

@@ -48,7 +48,7 @@ impl Place {
             "score": {"tasks": {"gloss": "gloss.jsonl"}, "texts": {"heldout": "heldout.txt"}},
             "publish": {
                 "repo_id": "example/nano-g64",
-                "policy": {"score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}
+                "policy": {"verify": {"min_predictions": 1}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}
             }
         })
     }

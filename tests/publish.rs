@@ -4,6 +4,8 @@
 mod binding;
 #[path = "publish/card.rs"]
 mod card;
+#[path = "publish/cards.rs"]
+mod cards;
 #[path = "publish/gate.rs"]
 mod gate;
 #[path = "publish/honest.rs"]
@@ -35,8 +37,7 @@ const CARD: &str = "---\nlicense: other\nlicense_name: nano-licence\nlicense_lin
                     base_model: example/nano\n---\n# Nano\n\nA small model.\n";
 
 /// A policy that a small model meets on a few rows.
-const LENIENT: &str =
-    r#"{"score": {"max_accuracy_drop": 0.5, "max_perplexity_increase": 0.5, "min_questions": 1, "min_tokens": 1}}"#;
+const LENIENT: &str = r#"{"verify": {"min_predictions": 20}, "score": {"max_accuracy_drop": 0.5, "max_perplexity_increase": 0.5, "min_questions": 1, "min_tokens": 1}}"#;
 
 /// A container with its reports, in a directory of their own.
 struct Place {
@@ -137,6 +138,11 @@ impl Place {
 
     fn with_policy(&self, text: &str) -> Options {
         let policy = Policy::parse(Path::new("policy.json"), text.as_bytes()).unwrap_or_else(|fault| panic!("{fault}"));
+        let mut policy = policy;
+        // These references are short.
+        if !text.contains("min_predictions") {
+            policy.verify.min_predictions = 1;
+        }
         Options { policy: Some(policy), ..self.options() }
     }
 

@@ -9,7 +9,7 @@ use super::progress::Meter;
 use super::{Talk, findings_text, print, print_json, size, text};
 use crate::error::{Faults, escaped};
 use crate::publish::policy::Policy;
-use crate::publish::{Options, publish};
+use crate::publish::{Options, publish, withdraw};
 use crate::report::{PublishReport, Severity, Verdict};
 
 /// Arguments of `publish`.
@@ -38,10 +38,14 @@ pub(crate) struct Arguments {
 
 /// Runs `publish`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
+    let policy = arguments.policy.as_deref().map(Policy::read).transpose();
+    if policy.is_err() {
+        withdraw(&arguments.container)?;
+    }
     let options = Options {
         reports: arguments.report.clone(),
         repo_id: arguments.repo_id.clone(),
-        policy: arguments.policy.as_deref().map(Policy::read).transpose()?,
+        policy: policy?,
         listing: arguments.check_listing.clone(),
         threads: arguments.threads,
     };

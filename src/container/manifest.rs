@@ -172,6 +172,13 @@ pub fn is_model_card(text: &[u8]) -> bool {
     text.windows(CARD_MARK.len()).take(64 << 10).any(|window| window == CARD_MARK.as_bytes())
 }
 
+/// Whether the README.md of a container is a card that `publish` wrote, and the very one that the manifest means.
+pub fn has_model_card(container: &Path, manifest: &[FileRecord]) -> bool {
+    let Some(record) = manifest.iter().find(|record| record.name == CARD_FILE) else { return false };
+    let text = read_small(&container.join(CARD_FILE), limits::MAX_SMALL_FILE_BYTES).unwrap_or_default();
+    is_model_card(&text) && hex(&Sha256::digest(&text)) == record.sha256
+}
+
 /// Parses JSON that carries its `version`; another version is told apart from damage.
 pub(super) fn parse_versioned<T: for<'de> Deserialize<'de>>(path: &Path, bytes: &[u8], expected: u64) -> Result<T> {
     #[derive(Deserialize)]

@@ -80,6 +80,11 @@ pub fn list(source: &Path, container: &Path, bare: bool, warnings: &mut Vec<Faul
         files.push(file);
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
+    let has = |name: &str| files.iter().any(|file| file.name == name);
+    if !bare && has(CARD_FILE) && has(SOURCE_CARD_FILE) {
+        let place = Place::file(source.join(SOURCE_CARD_FILE));
+        return Err(Fault::new(place, FaultKind::TwoCards { other: CARD_FILE }));
+    }
     for (name, consequence) in NEEDED_SMALL_FILES {
         if !files.iter().any(|file| file.name == name) {
             let kind = FaultKind::SmallFileMissing { consequence };

@@ -288,6 +288,8 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::NotAReport { .. } => {
             "give what `coliconv verify --report FILE` or `coliconv score --out DIR` (score.json) wrote".into()
         }
+        K::ReportDirectory { file: Some(file) } => format!("give the file in it: {}", super::escaped(file)),
+        K::ReportDirectory { file: None } => "give the file that `coliconv verify --report FILE` wrote, or score.json".into(),
         K::EvidenceMissing { command, .. } | K::ReportUnbound { command } => format!("run `{command}`"),
         K::ManifestForeignKeys => {
             "publishing writes the manifest anew and would lose them: publish with the program that wrote it, or restore it".into()
@@ -327,6 +329,17 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         {
             "score more: other inputs, or a larger --limit".into()
         }
+        K::PolicyMissed { what, .. } if what.starts_with("the number of predictions") => {
+            "verify with more or longer --reference, or with --source".into()
+        }
+        K::PolicyMissed { what, .. } if what.contains("rows") => {
+            "the report says why rows got no score: mend them, or set `score.allow_excluded` in --policy".into()
+        }
+        K::PolicyMissed { what, .. } if what.contains("log-probability") || what.contains("near-ties") => {
+            "more bits change nothing here, for the reference is of this very container: look at how it was made and at the \
+             device, or ask for less in --policy"
+                .into()
+        }
         K::PolicyMissed { .. } => "make the container anew with more bits, or ask for less in --policy".into(),
         K::CardChanged { .. } => {
             "words of your own go into `card.notes` of the policy; take back the change, or remove README.md if `publish` made \
@@ -337,7 +350,13 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::CardSyntax { .. } => {
             "correct it in the source and convert again, or leave it: only its text is kept then".into()
         }
+        K::TwoCards { .. } => {
+            "leave only the source's card, as README.md, in the checkpoint, or give the other another name, and convert anew \
+             into an empty directory"
+                .into()
+        }
         K::LicenseUnknown => "add the source's LICENSE or card to the checkpoint before converting".into(),
+        K::LicenseLinkDead { .. } => "add the file to the checkpoint before converting".into(),
         K::BaseModelUnknown => "set `card.base_model` in a --policy file to ORG/NAME of the source".into(),
         K::TooLargeForHub { .. } => "convert from a checkpoint in smaller shards".into(),
         K::ListingSyntax { .. } => {

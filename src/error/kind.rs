@@ -561,7 +561,7 @@ pub enum FaultKind {
     ResultsIncomplete { missing: u64, total: u64 },
     #[error("there are no results of parts that could be joined")]
     NothingToJoin,
-    #[error("the results of {} missing: {}", are(missing.len() as u64, "part"), listed(missing))]
+    #[error("the results of {} are missing: {}", counted(missing.len() as u64, "part"), listed(missing))]
     ScorePartsMissing { missing: Vec<String> },
     #[error("{rows} of {total} rows are scored, but not compared with this baseline")]
     ResultsNotCompared { rows: u64, total: u64 },
@@ -618,7 +618,7 @@ pub enum FaultKind {
     OtherReport,
     #[error("there are no reports of parts beside it, as {} would be", escaped(expected))]
     VerifyPartsAbsent { expected: String },
-    #[error("the reports of {} missing: {}", are(missing.len() as u64, "part"), listed(missing))]
+    #[error("the reports of {} are missing: {}", counted(missing.len() as u64, "part"), listed(missing))]
     VerifyPartsMissing { missing: Vec<String> },
     #[error("beside it are reports of a verification in {one} parts and of one in {other}")]
     VerifyPartsMixed { one: usize, other: usize },
@@ -642,6 +642,8 @@ pub enum FaultKind {
         escaped_message(message)
     )]
     NotAReport { message: String },
+    #[error("this is a directory, not the report of `coliconv verify` or `coliconv score`")]
+    ReportDirectory { file: Option<String> },
     #[error("{what} is missing")]
     EvidenceMissing { what: &'static str, command: String },
     #[error("the manifest does not name this, and an upload would take it along")]
@@ -678,8 +680,14 @@ pub enum FaultKind {
     CardSyntax { message: String },
     #[error("the card is missing, so what it says of the licence and the base model is not known")]
     CardMissing,
+    #[error(
+        "there is a {other}, too, and `publish` wants this name for the source's card: one of the two would be lost"
+    )]
+    TwoCards { other: &'static str },
     #[error("no licence is known: there is neither a card with `license` nor a file LICENSE")]
     LicenseUnknown,
+    #[error("`license_link` of the source's card names {}, which the container does not have", escaped(found))]
+    LicenseLinkDead { found: String },
     #[error("the model that this one was made from is not known by its name on the Hub")]
     BaseModelUnknown,
     #[error("the file has {found} bytes; the Hub takes at most {limit}")]

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Settings;
 use crate::checkpoint::weight_files;
-use crate::container::manifest::{Manifest, hex};
+use crate::container::manifest::{CARD_FILE, Manifest, SOURCE_CARD_FILE, has_model_card, hex};
 use crate::error::{Fault, Result};
 use crate::io::{SourceFile, hook, write_whole};
 use crate::score::identity::sha256_of;
@@ -25,10 +25,17 @@ impl State {
         let stated = Manifest::read_stated(&settings.container)?;
         let (manifest, statement) = stated.as_ref().map(|(manifest, sha256)| (manifest, sha256)).unzip();
         let files = manifest.map(|manifest| (&manifest.files, &manifest.small_files, &manifest.source));
-        // Cards are text that no verification looks at.
+        // The source's card counts, whichever of its two names it has; one that `publish` made does not.
         let files = files.map(|(files, small, source)| {
-            let small: Vec<_> = small.iter().filter(|file| !file.name.starts_with("README.")).collect();
-            json!([files, small, source])
+            let card = small.iter().find(|file| file.name == SOURCE_CARD_FILE);
+            let card = card.or_else(|| {
+                let card = small.iter().find(|file| file.name == CARD_FILE);
+                card.filter(|_| !has_model_card(&settings.container, small))
+            });
+            let card = card.map(|card| &card.sha256);
+            let is_card = |name: &str| [CARD_FILE, SOURCE_CARD_FILE].contains(&name);
+            let small: Vec<_> = small.iter().filter(|file| !is_card(&file.name)).collect();
+            json!([files, small, source, card])
         });
         let references = hashes(settings.verify.references.iter())?;
         let (devices, source) = (&settings.verify.devices, settings.verify.source);

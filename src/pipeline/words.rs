@@ -88,6 +88,15 @@ fn own_hint(finding: &Finding) -> Option<&'static str> {
         "policy-missed" if says("the number of references") => {
             "give more `verify.references`, or set `verify.source` to true"
         }
+        "policy-missed" if says("the number of predictions") => {
+            "give more or longer `verify.references`, or set `verify.source` to true"
+        }
+        "policy-missed" if says("rows") => {
+            "the report says why rows got no score: mend them, or set `publish.policy.score.allow_excluded` to true"
+        }
+        "policy-missed" if says("log-probability") || says("near-ties") => {
+            "more bits change nothing here: look at how the references were made, or ask for less in `publish.policy`"
+        }
         "policy-missed" if says("agreement with the source is not known") => "set `verify.source` to true",
         "policy-missed"
             if ["questions", "tokens of", "tasks", "texts"]

@@ -10,7 +10,7 @@ use super::evidence::Evidence;
 use super::front::{Front, Writer};
 use super::policy::CardPolicy;
 use super::recipe;
-use crate::container::manifest::{CARD_FILE, CARD_MARK, MANIFEST_FILE, Manifest, SOURCE_CARD_FILE, SUMS_FILE};
+use crate::container::manifest::{CARD_FILE, CARD_MARK, MANIFEST_FILE, Manifest, SUMS_FILE};
 use crate::error::{Fault, FaultKind, Place, counted};
 
 pub use tables::{Totals, class_rows};
@@ -29,18 +29,27 @@ pub struct Subject<'a> {
     pub evidence: &'a Evidence,
     /// What the source's card says.
     pub front: &'a Front,
-    /// Whether the source's card is kept beside this one.
-    pub source_card: bool,
+    /// Name of the source's card beside this one.
+    pub source_card: Option<&'a str>,
     /// What the user wants the card to say.
     pub policy: &'a CardPolicy,
 }
 
 impl Subject<'_> {
-    /// What the card cannot say: the licence, or the model that this one was made from.
+    /// What the card cannot say: the licence or its text, or the model that this one was made from.
     pub fn unknown(&self) -> Vec<FaultKind> {
         let license = self.license().is_none().then_some(FaultKind::LicenseUnknown);
         let base = self.base_model().is_empty().then_some(FaultKind::BaseModelUnknown);
-        license.into_iter().chain(base).collect()
+        license.into_iter().chain(base).chain(self.dead_link()).collect()
+    }
+
+    /// `license_link` that names a file which the container lacks: a dead link on the Hub.
+    fn dead_link(&self) -> Option<FaultKind> {
+        let (_, _, link) = self.license()?;
+        let link = link.filter(|link| !link.contains("://"))?;
+        let name = link.strip_prefix("./").unwrap_or(&link);
+        let there = self.manifest.small_files.iter().any(|file| file.name == name);
+        (!there).then(|| FaultKind::LicenseLinkDead { found: link.clone() })
     }
 
     /// Faults of the card: only what the policy demands is an error.
@@ -138,8 +147,8 @@ impl Subject<'_> {
             }
         };
         let kept = match self.source_card {
-            true => format!(" The source's own card is [{SOURCE_CARD_FILE}]({SOURCE_CARD_FILE})."),
-            false => String::new(),
+            Some(name) => format!(" The source's own card is [{name}]({name})."),
+            None => String::new(),
         };
         let has = |pass: &str| self.manifest.passes.contains_key(pass);
         let with = match (has("mtp"), has("indexer")) {

@@ -4,9 +4,14 @@ use std::collections::BTreeSet;
 
 use super::evidence::{Evidence, Told};
 use crate::container::manifest::FileRecord;
-use crate::error::{Fault, FaultKind};
-use crate::report::{CheckStatus, ScoreBaseline, ScoreReport, Severity, Verdict, VerifyReport, VerifyTokens};
+use crate::error::{Fault, FaultKind, counted};
+use crate::report::{
+    CheckStatus, ScoreBaseline, ScoreReport, ScoreTask, Severity, Verdict, VerifyCheck, VerifyGreedy, VerifyReport,
+    VerifyTokens,
+};
 use crate::score::identity::model_sha256_of;
+use crate::score::statistics::proportion_stderr;
+use crate::verify::LOGPROB_TOLERANCE;
 
 /// Largest distance of a figure from those that it was made of, relative where it is a ratio: both were computed in f64.
 const TOLERANCE: f64 = 1e-6;
@@ -40,6 +45,16 @@ fn of_verify(report: &VerifyReport) -> Vec<FaultKind> {
         let found = report.model_sha256.as_deref().unwrap_or("absent");
         kinds.push(contradicts("`model_sha256`", format!("{hash}, that of its files"), found));
     }
+    let mut names = BTreeSet::new();
+    for check in report.checks.iter().filter(|check| !names.insert(&check.name)) {
+        kinds.push(contradicts(format!("the number of checks {}", check.name), "1", "more"));
+    }
+    let of_source = |check: &&VerifyCheck| ["weights", "source"].contains(&&*check.name);
+    let of_source = report.checks.iter().filter(of_source).find(|check| check.status == CheckStatus::Pass);
+    if let Some(check) = of_source.filter(|_| report.source.is_none()) {
+        let expected = format!("a checkpoint, as the check {} passed", check.name);
+        kinds.push(contradicts("`source`", expected, "absent"));
+    }
     if report.level != "tokens" && !(report.tokens.is_empty() && report.source_agreement.is_none()) {
         kinds.push(contradicts("`level`", "tokens, of which there are results", &report.level));
     }
@@ -51,6 +66,9 @@ fn of_verify(report: &VerifyReport) -> Vec<FaultKind> {
         kinds.push(contradicts("a finding", "no error, as the verdict is pass", &found.kind));
     }
     kinds.extend(report.tokens.iter().flat_map(|entry| of_entry(entry, passes)));
+    if let Some(own) = report.own_drafts.filter(|own| own.accepted > own.proposed) {
+        kinds.push(contradicts("`own_drafts`", format!("at most {}", own.proposed), own.accepted.to_string()));
+    }
     if let Some(agreement) = report.source_agreement.as_ref().filter(|a| a.total == 0 || a.matched > a.total) {
         let found = format!("{} of {}", agreement.matched, agreement.total);
         kinds.push(contradicts("`source_agreement`", "a part of at least one", found));
@@ -68,6 +86,18 @@ fn of_entry(entry: &VerifyTokens, passes: bool) -> Vec<FaultKind> {
             let found = format!("{sum} of {}", forced.total);
             kinds.push(contradicts(at("`teacher_forced`"), "all of at least one, as the verdict is pass", found));
         }
+    }
+    // Greedy predictions follow the same text: without near-ties there they have none.
+    let ties = entry.teacher_forced.as_ref().map_or(0, |forced| forced.near_tie);
+    let few = |greedy: &&VerifyGreedy| passes && greedy.matched.saturating_add(ties) < greedy.total;
+    if let Some(greedy) = entry.greedy.as_ref().filter(few) {
+        let expected = format!("{}, as the verdict is pass, but for {}", greedy.total, counted(ties, "near-tie"));
+        kinds.push(contradicts(at("`greedy`"), expected, greedy.matched.to_string()));
+    }
+    let apart = entry.max_abs_logprob_diff.filter(|apart| !(0.0..=LOGPROB_TOLERANCE).contains(apart));
+    if let Some(apart) = apart.filter(|apart| passes || *apart < 0.0) {
+        let expected = format!("at most {LOGPROB_TOLERANCE}, as the verdict is pass");
+        kinds.push(contradicts(at("`max_abs_logprob_diff`"), expected, apart.to_string()));
     }
     let greedy = entry.greedy.as_ref().map(|greedy| ("`greedy`", greedy.matched, greedy.total));
     let drafts =
@@ -92,7 +122,49 @@ fn of_score(report: &ScoreReport) -> Vec<FaultKind> {
             kinds.push(contradicts(what, expected.to_string(), input.scored_rows.to_string()));
         }
     }
+    kinds.extend(report.tasks.iter().flat_map(of_task));
+    let tasks = report.tasks.iter().map(|task| (&task.task, task.n));
+    for (name, scored) in tasks.chain(report.texts.iter().map(|text| (&text.name, text.documents))) {
+        let rows = report.requests.iter().filter(|request| request.input == *name && request.logprob.is_some());
+        let rows = rows.map(|request| request.row).collect::<BTreeSet<_>>().len() as u64;
+        if rows < scored {
+            kinds.push(contradicts(
+                format!("the number of rows of {name} in `requests`"),
+                scored.to_string(),
+                rows.to_string(),
+            ));
+        }
+    }
     kinds.extend(report.baseline.iter().flat_map(|baseline| of_baseline(report, baseline)));
+    kinds
+}
+
+/// Shares of a task that are none of its questions, or whose errors are those of other shares.
+fn of_task(task: &ScoreTask) -> Vec<FaultKind> {
+    let mut kinds = Vec::new();
+    let at = |what: &str| format!("{what} of {}", task.task);
+    let shares = [
+        ("`acc`", task.acc),
+        ("`acc_norm`", task.acc_norm),
+        ("`acc_norm_harness`", task.acc_norm_harness),
+        ("`acc_bytes`", task.acc_bytes),
+        ("`acc_norm_bytes`", task.acc_norm_bytes),
+    ];
+    for (what, share) in shares {
+        let right = share * task.n as f64;
+        if !(0.0..=1.0).contains(&share) || (right - right.round()).abs() > TOLERANCE {
+            kinds.push(contradicts(at(what), format!("a share of {}", counted(task.n, "question")), share.to_string()));
+        }
+    }
+    let text = |error: Option<f64>| error.map_or("null".to_owned(), |error| error.to_string());
+    let errors = [("`stderr`", task.acc, task.stderr), ("`stderr_norm`", task.acc_norm, task.stderr_norm)];
+    for (what, share, found) in errors.into_iter().filter(|(_, share, _)| (0.0..=1.0).contains(share)) {
+        let expected = proportion_stderr(share, task.n);
+        let near = expected.zip(found).is_some_and(|(expected, found)| (expected - found).abs() <= TOLERANCE);
+        if !near && (expected, found) != (None, None) {
+            kinds.push(contradicts(at(what), text(expected), text(found)));
+        }
+    }
     kinds
 }
 
@@ -105,18 +177,32 @@ fn of_baseline(report: &ScoreReport, baseline: &ScoreBaseline) -> Vec<FaultKind>
     let (tasks, scored) = (names(of_kind("task")), names(report.tasks.iter().map(|t| t.task.as_str()).collect()));
     let both = names(baseline.tasks.iter().map(|task| task.task.as_str()).collect());
     let texts = names(baseline.texts.iter().map(|text| text.name.as_str()).collect());
+    let requests = names(of_kind("requests"));
+    let predicted = &names(report.texts.iter().map(|text| text.name.as_str()).collect()) | &requests;
     let listed = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(", ");
     let sets = [
         ("`compared`", &compared, &inputs, compared == inputs),
         ("the tasks of `baseline`", &both, &tasks, both.is_subset(&tasks)),
         ("the tasks of `baseline`", &both, &scored, both.is_subset(&scored)),
         ("the texts of `baseline`", &texts, &inputs, texts.is_subset(&inputs)),
+        ("the texts of `baseline`", &texts, &predicted, texts.is_subset(&predicted)),
     ];
     kinds.extend(
         sets.iter()
             .filter(|set| !set.3)
             .map(|(what, found, expected, _)| contradicts(*what, listed(expected), listed(found))),
     );
+    let top = baseline.top1_agreement;
+    let known = baseline.kl_mean.is_some() || baseline.kl_max.is_some() || top.is_some();
+    if baseline.positions == 0 && known {
+        kinds.push(contradicts("`positions` of `baseline`", "at least 1, as there are figures of them", "0"));
+    }
+    if let Some(top) = top.filter(|top| !(0.0..=1.0).contains(top)) {
+        kinds.push(contradicts("`top1_agreement` of `baseline`", "a number from 0 to 1", top.to_string()));
+    }
+    if let Some(kl) = baseline.kl_mean.filter(|kl| *kl < -TOLERANCE) {
+        kinds.push(contradicts("`kl_mean` of `baseline`", "a number from 0 on", kl.to_string()));
+    }
     for task in &baseline.tasks {
         for (metric, paired) in [("acc", &task.acc), ("acc_norm", &task.acc_norm)] {
             let difference = paired.model - paired.baseline;

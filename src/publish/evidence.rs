@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::container::manifest::{CARD_FILE, FileRecord, MANIFEST_FILE, SOURCE_CARD_FILE};
-use crate::error::{Fault, FaultKind, Faults, Place, Result};
+use crate::error::{Fault, FaultKind, Faults, Place, Result, escaped};
 use crate::io::read_small;
+use crate::json::repeated_key;
 use crate::limits;
 use crate::model::tokenizer::TOKENIZER_FILE;
 use crate::report::{ScoreReport, VerifyReport};
@@ -48,10 +49,21 @@ impl Evidence {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
+        if path.is_dir() {
+            let names = ["score.json", "verify.json"];
+            let file = names.map(|name| path.join(name)).into_iter().find(|file| file.is_file());
+            let file = file.map(|file| file.to_string_lossy().into_owned());
+            return Err(Fault::new(Place::file(path), FaultKind::ReportDirectory { file }));
+        }
         let bytes = read_small(path, limits::MAX_REPORT_BYTES)?;
         let path = path.to_owned();
         let value: serde_json::Value = serde_json::from_slice(&bytes)
             .map_err(|e| Fault::new(Place::file(&path), FaultKind::JsonSyntax { message: e.to_string() }))?;
+        // Of two values only the last would count.
+        if let Some(key) = std::str::from_utf8(&bytes).ok().and_then(repeated_key) {
+            let message = format!("`{}` appears twice", escaped(&key));
+            return Err(Fault::new(Place::file(&path), FaultKind::JsonSyntax { message }));
+        }
         let no_report =
             |e: serde_json::Error| Fault::new(Place::file(&path), FaultKind::NotAReport { message: e.to_string() });
         // Only a report of `verify` has a level.
@@ -71,17 +83,19 @@ impl Evidence {
     }
 
     /// Separates the reports that are about these files from what is wrong with the others.
-    /// `manifest_sha256` is the hash of what the manifest says now.
+    /// `source_card` is the source's card as it is now, with the name that it has now; `manifest_sha256` is the hash of what
+    /// the manifest says now.
     pub fn about(
         self,
         container: &Path,
         files: &[FileRecord],
+        source_card: (&str, Option<&str>),
         manifest_sha256: &str,
         verify_command: &str,
     ) -> (Evidence, Vec<Fault>) {
         let (mut good, mut faults) = (Evidence::default(), Vec::new());
         for told in self.verify {
-            match other_files(&told, files, manifest_sha256, verify_command) {
+            match other_files(&told, files, source_card, manifest_sha256, verify_command) {
                 found if found.is_empty() => good.verify.push(told),
                 found => faults.extend(found),
             }
@@ -107,9 +121,15 @@ fn other_bytes(what: &str, expected: &str, found: &str) -> FaultKind {
     FaultKind::ReportOfOtherBytes { what: what.to_owned(), expected: expected.to_owned(), found: found.to_owned() }
 }
 
-/// Files that are not those that a report of `verify` is about, and a manifest that says something else. Cards are text that
-/// no verification looks at.
-fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], manifest_sha256: &str, command: &str) -> Vec<Fault> {
+/// Files that are not those that a report of `verify` is about, and a manifest that says something else. The source's card,
+/// which says the licence, is one of the files, whichever of its two names it has; a card that `publish` made is none.
+fn other_files(
+    told: &Told<VerifyReport>,
+    files: &[FileRecord],
+    source_card: (&str, Option<&str>),
+    manifest_sha256: &str,
+    command: &str,
+) -> Vec<Fault> {
     if let Some(part) = &told.report.part {
         return vec![told.fault(FaultKind::ReportOfPart { part: part.part.clone(), command: "verify" })];
     }
@@ -127,9 +147,12 @@ fn other_files(told: &Told<VerifyReport>, files: &[FileRecord], manifest_sha256:
     names.dedup();
     let hash = |map: &BTreeMap<&str, &str>, name: &str| map.get(name).copied().unwrap_or("absent").to_owned();
     let pairs = names.into_iter().map(|name| (name, hash(&now, name), hash(&then, name)));
+    let file_of = |name: &str| told.report.files.iter().find(|file| file.name == name).map(|file| &*file.sha256);
+    let card_then = file_of(SOURCE_CARD_FILE).or_else(|| file_of(CARD_FILE)).unwrap_or("absent");
+    let card = (source_card.0, source_card.1.unwrap_or("absent").to_owned(), card_then.to_owned());
     let manifest = (MANIFEST_FILE, manifest_sha256.to_owned(), stated.to_owned());
     pairs
-        .chain([manifest])
+        .chain([card, manifest])
         .filter(|(_, now, then)| now != then)
         .map(|(name, now, then)| told.fault(other_bytes(name, &now, &then)))
         .collect()

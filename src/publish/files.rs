@@ -32,10 +32,16 @@ pub struct Contents {
 }
 
 /// The cards of a container.
+///
+/// `publish` moves the source's card from README.md to README.source.md, so its name proves nothing: its bytes do.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The source's card, to be kept.
     pub source: Option<Vec<u8>>,
+    /// Name of the file that holds it now, or should.
+    pub name: &'static str,
+    /// Name of the source's card beside the one that is to be written.
+    pub beside: Option<String>,
     /// What it says at its top.
     pub front: Front,
     /// What is odd about it.
@@ -91,11 +97,16 @@ impl Contents {
         let recorded = |name: &str| manifest.small_files.iter().find(|record| record.name == name);
         let is = |bytes: &[u8], record: &FileRecord| Hashed::of(&record.name, bytes).record.sha256 == record.sha256;
         let (card, kept) = (read(CARD_FILE)?, read(SOURCE_CARD_FILE)?);
-        let mut found = Found::default();
-        let mut source_path = container.join(SOURCE_CARD_FILE);
+        let mut found = Found { name: SOURCE_CARD_FILE, ..Found::default() };
+        let source_path = container.join(SOURCE_CARD_FILE);
+        let own = card.clone().filter(|card| !is_model_card(card));
         match (recorded(SOURCE_CARD_FILE), kept) {
             (Some(record), Some(kept)) => {
                 self.expect(&source_path, record, &kept);
+                let other = own.filter(|card| *card != kept);
+                if other.is_some_and(|card| recorded(CARD_FILE).is_some_and(|record| is(&card, record))) {
+                    self.faults.push(Fault::new(Place::file(&source_path), FaultKind::TwoCards { other: CARD_FILE }));
+                }
                 found.source = Some(kept);
             }
             (Some(_), None) => self.faults.push(Fault::new(Place::file(&source_path), FaultKind::ManifestFileMissing)),
@@ -105,10 +116,11 @@ impl Contents {
             {
                 found.source = Some(kept);
             }
-            (None, Some(_)) => self.faults.push(Fault::new(Place::file(&source_path), FaultKind::NotOfContainer)),
-            (None, None) => {
-                source_path = container.join(CARD_FILE);
-                found.source = card.clone().filter(|card| !is_model_card(card));
+            (None, stray) => {
+                if stray.is_some() {
+                    self.faults.push(Fault::new(Place::file(&source_path), FaultKind::NotOfContainer));
+                }
+                (found.name, found.source) = (CARD_FILE, own);
             }
         }
         // A card that was made here is made again; the source's own is the only word on its licence.
@@ -116,8 +128,18 @@ impl Contents {
         if lost.is_some() && found.source.is_none() {
             self.faults.push(Fault::new(Place::file(container.join(CARD_FILE)), FaultKind::CardMissing));
         }
-        if let Some(source) = &found.source {
-            match Front::parse(&source_path, &String::from_utf8_lossy(source)) {
+        // A card of another spelling stays as it is, as every small file, and says the same.
+        let spelled = |record: &&FileRecord| record.name != CARD_FILE && record.name.eq_ignore_ascii_case(CARD_FILE);
+        let spelled = manifest.small_files.iter().find(spelled).filter(|_| found.source.is_none());
+        let other = spelled.map(|record| read(&record.name)).transpose()?.flatten();
+        let (name, text) = match (&found.source, spelled) {
+            (None, Some(record)) => (record.name.clone(), other),
+            (source, _) => (found.name.to_owned(), source.clone()),
+        };
+        let kept = if found.source.is_some() { SOURCE_CARD_FILE.to_owned() } else { name.clone() };
+        found.beside = text.is_some().then_some(kept);
+        if let Some(source) = &text {
+            match Front::parse(&container.join(name), &String::from_utf8_lossy(source)) {
                 Ok(front) => found.front = front,
                 Err(fault) => found.warnings.push(fault),
             }

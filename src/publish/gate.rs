@@ -1,6 +1,6 @@
 //! What reports must show before a container is published.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::checks::Checks;
@@ -92,8 +92,8 @@ fn tokens(good: &[&Told<VerifyReport>], policy: &VerifyPolicy) -> (Option<Vec<Fa
         entry.teacher_forced.as_ref().is_some_and(|t| t.total > 0) || entry.greedy.as_ref().is_some_and(|g| g.total > 0)
     };
     let (mut faults, mut warnings) = (Vec::new(), Vec::new());
-    let (mut devices, mut references) = (BTreeSet::new(), BTreeSet::new());
-    let mut source = false;
+    let (mut devices, mut references) = (BTreeSet::new(), BTreeMap::new());
+    let mut of_source = 0;
     for told in good.iter().filter(|told| reaches(&told.report, Level::Tokens)) {
         let report = &told.report;
         for entry in report.tokens.iter().filter(|entry| compared(entry)) {
@@ -106,13 +106,19 @@ fn tokens(good: &[&Told<VerifyReport>], policy: &VerifyPolicy) -> (Option<Vec<Fa
             if entry.written_by.is_some() && entry.written_by == report.model_sha256 {
                 warnings.push(told.fault(FaultKind::ReferenceOfItself));
             } else if entry.reference != OWN_REFERENCE {
-                references.insert((entry.reference.clone(), entry.number));
+                // What is greedy is part of what is teacher-forced.
+                let forced = entry.teacher_forced.as_ref().map_or(0, |forced| forced.total);
+                let greedy = entry.greedy.as_ref().map_or(0, |greedy| greedy.total);
+                let most: &mut u64 = references.entry((entry.reference.clone(), entry.number)).or_default();
+                *most = forced.max(greedy).max(*most);
             }
         }
-        source |= report.source_agreement.as_ref().is_some_and(|agreement| agreement.total > 0);
+        of_source = report.source_agreement.as_ref().map_or(0, |agreement| agreement.total).max(of_source);
         faults.extend(token_figures(report, policy).into_iter().map(|kind| told.fault(kind)));
     }
+    let source = of_source > 0;
     let found = references.len() as u64 + u64::from(source);
+    let predictions = references.values().fold(of_source, |sum, total| sum.saturating_add(*total));
     if found == 0 {
         return (None, warnings, String::new());
     }
@@ -124,6 +130,7 @@ fn tokens(good: &[&Told<VerifyReport>], policy: &VerifyPolicy) -> (Option<Vec<Fa
     };
     at_least("the number of devices that computed", devices.len() as u64, policy.min_devices);
     at_least("the number of references", found, policy.min_references);
+    at_least("the number of predictions", predictions, policy.min_predictions);
     let has = |wanted: &str| devices.iter().any(|device| device.split(':').next() == Some(wanted));
     for wanted in policy.devices.iter().filter(|wanted| !has(wanted)) {
         faults.push(Fault::new(place(), missed("the devices that computed", wanted, &listed(&devices))));

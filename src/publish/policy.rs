@@ -45,6 +45,9 @@ pub struct VerifyPolicy {
     /// predictions counts as one.
     #[schemars(range(min = 1))]
     pub min_references: u64,
+    /// Fewest predictions that were compared, all references and the source together; another device counts once.
+    #[schemars(range(min = 1))]
+    pub min_predictions: u64,
     /// Largest share of predictions that are near-ties.
     #[schemars(range(min = 0, max = 1))]
     pub max_near_tie_share: f64,
@@ -67,6 +70,7 @@ impl Default for VerifyPolicy {
             devices: Vec::new(),
             min_devices: 1,
             min_references: 1,
+            min_predictions: 100,
             max_near_tie_share: 0.05,
             max_abs_logprob_diff: None,
             min_source_agreement: None,
@@ -174,6 +178,7 @@ impl Policy {
             (verify.devices.iter().all(known), "verify.devices", "cpu, cuda, vulkan or reference"),
             (verify.min_devices >= 1, "verify.min_devices", "a number above 0"),
             (verify.min_references >= 1, "verify.min_references", "a number above 0"),
+            (verify.min_predictions >= 1, "verify.min_predictions", "a number above 0"),
             (share(verify.max_near_tie_share), "verify.max_near_tie_share", SHARE),
             (some(verify.max_abs_logprob_diff, |d| d >= 0.0), "verify.max_abs_logprob_diff", "a number from 0 on"),
             (some(verify.min_source_agreement, share), "verify.min_source_agreement", SHARE),
@@ -217,6 +222,7 @@ mod tests {
             (r#"{"card": {"notes": "```\ncode"}}"#, "`card.notes`: expected Markdown whose code fences"),
             (r#"{"card": {"base_model": "GLM"}}"#, "`card.base_model`: expected ORG/NAME"),
             (r#"{"verify": {"min_references": 0}}"#, "`verify.min_references`"),
+            (r#"{"verify": {"min_predictions": 0}}"#, "`verify.min_predictions`"),
         ];
         for (text, says) in cases {
             let fault = parse(text).unwrap_err();

@@ -25,10 +25,11 @@ pub struct VerifyReport {
     /// every file is as the manifest says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_sha256: Option<String>,
-    /// The files that were hashed, all as the manifest says, by name; the verdict is about these bytes.
+    /// The files that were hashed, all as the manifest says, by name; the verdict is about these bytes. A model card that
+    /// `publish` made is left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<VerifyFile>,
-    /// SHA-256 of what the manifest says, but for the cards: the verdict is about this, too.
+    /// SHA-256 of what the manifest says, but for the records of the cards: the verdict is about this, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest_sha256: Option<String>,
     /// `pass` when no check failed.

@@ -26,7 +26,7 @@ use crate::model::tokenizer::TOKENIZER_FILE;
 use crate::part::Part;
 use crate::progress::Progress;
 use crate::reference::Agreement;
-use crate::report::{Experts, VerifyBinding, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTokens};
+use crate::report::{Experts, Verdict, VerifyBinding, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTokens};
 use crate::score::identity::{model_sha256_in, sha256_of};
 use crate::threads;
 use crate::weights::ModelKind;
@@ -175,7 +175,7 @@ fn share_of(file: &Path, part: Part, binding: &[VerifyBinding]) -> Result<Share>
     if found != part.to_string() {
         return Err(differs(file, "part", &part.to_string(), found));
     }
-    let Some(VerifyPart { binding: theirs, share, .. }) = report.part else { unreachable!("it has a name") };
+    let Some(VerifyPart { binding: theirs, share, .. }) = report.part.clone() else { unreachable!("it has a name") };
     // Both are made by `binding`; another version may have bound something else.
     for VerifyBinding { what, value } in binding {
         let found = theirs.iter().find(|there| there.what == *what).map_or("absent", |there| &*there.value);
@@ -183,7 +183,21 @@ fn share_of(file: &Path, part: Part, binding: &[VerifyBinding]) -> Result<Share>
             return Err(differs(file, what, value, found));
         }
     }
-    serde_json::from_value(share).map_err(no_report)
+    let share: Share = serde_json::from_value(share).map_err(no_report)?;
+    // What a part says for people and what is joined are made of the same findings.
+    let verdict = if share.stages.iter().any(Stage::failed) { Verdict::Fail } else { Verdict::Pass };
+    if verdict != report.verdict {
+        let expected = format!("{}, as what it found", verdict.name());
+        let (what, found) = ("`verdict`".to_owned(), report.verdict.name().to_owned());
+        return Err(Fault::new(Place::file(file), FaultKind::ReportContradicts { what, expected, found }));
+    }
+    let checks = share.stages.iter().flat_map(|stage| stage.clone().into_report(true).0);
+    for (expected, found) in checks.zip(&report.checks).filter(|(expected, found)| expected != *found) {
+        let what = format!("the check {}", expected.name);
+        let (expected, found) = (expected.status.name().to_owned(), found.status.name().to_owned());
+        return Err(Fault::new(Place::file(file), FaultKind::ReportContradicts { what, expected, found }));
+    }
+    Ok(share)
 }
 
 fn differs(file: &Path, what: &str, expected: &str, found: &str) -> Fault {

@@ -28,6 +28,7 @@ use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_
 use crate::report::{Experts, VerifyAgreement, VerifyOwnDrafts, VerifyTokens};
 use crate::weights::Weights;
 
+pub use entry::LOGPROB_TOLERANCE;
 pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
 pub use prepare::positions;

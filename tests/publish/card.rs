@@ -50,6 +50,8 @@ fn names_in_a_card_are_no_markup() {
         report["baseline"]["compared"][0]["name"] = json!(name);
         report["tasks"][0]["task"] = json!(name);
         report["inputs"][0]["name"] = json!(name);
+        let requests = report["requests"].as_array_mut().unwrap().iter_mut();
+        requests.filter(|request| request["input"] == "gloss").for_each(|request| request["input"] = json!(name));
     });
     place.edit("verify.json", |report| report["tokens"][0]["reference"] = json!("/home/somebody/re|f.json"));
     place.published();

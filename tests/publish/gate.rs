@@ -212,10 +212,7 @@ fn policies_ask_for_more() {
         assert!(lines(&report).contains(says), "{policy}: {}", lines(&report));
         assert!(report.plan.is_none(), "{policy}");
     }
-    fs::remove_file(place.container().join("README.md")).unwrap();
-    place.edit("nano-g64/coliconv.manifest.json", |manifest| {
-        manifest["small_files"].as_array_mut().unwrap().retain(|file| file["name"] != "README.md");
-    });
+    place.without_card();
     let report = place.refuses(
         &place.with_policy(
             r#"{"card": {"license": true}, "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}"#,
@@ -307,13 +304,7 @@ fn a_card_whose_yaml_does_not_parse_is_kept_and_told() {
         [("---\nlicense: mit\n# Nano\n", "no other line closes it"), ("---\n- a\n---\n", "keys with values")]
     {
         let place = Place::new();
-        fs::write(place.container().join("README.md"), card).unwrap();
-        let sha256 = coliconv::score::identity::sha256_of(&place.container().join("README.md")).unwrap();
-        place.edit("nano-g64/coliconv.manifest.json", |manifest| {
-            let files = manifest["small_files"].as_array_mut().unwrap();
-            let record = files.iter_mut().find(|file| file["name"] == "README.md").unwrap();
-            (record["bytes"], record["sha256"]) = (json!(card.len()), json!(sha256));
-        });
+        place.with_card(card);
         let report = place.publish(&place.options());
         assert_eq!(errors(&report), [""; 0], "{report:#?}");
         assert!(lines(&report).contains(says) && lines(&report).contains("no licence is known"), "{}", lines(&report));

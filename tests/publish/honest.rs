@@ -4,11 +4,11 @@
 use std::fs;
 
 use coliconv::convert::{self, Silent};
-use coliconv::publish::Options;
+use coliconv::publish::{Options, publish};
 use coliconv::verify::{self, Level, TokenOptions};
 use serde_json::{Value, json};
 
-use super::support::containers::{edit_tensor, fixture};
+use super::support::containers::{edit_tensor, fixture, run_json};
 use super::{Place, errors, lines};
 
 /// A report that was changed, and what is said of it.
@@ -117,7 +117,7 @@ fn drafts_must_have_been_measured() {
 
 #[test]
 fn reports_that_contradict_themselves_are_refused() {
-    let cases: [Case; 14] = [
+    let cases: [Case; 31] = [
         ("verify.json", |r| r["tokens"][0]["teacher_forced"]["matched"] = json!(1), "`teacher_forced` of "),
         (
             "verify.json",
@@ -152,6 +152,41 @@ fn reports_that_contradict_themselves_are_refused() {
         ("score.json", |r| r["inputs"][0]["scored_rows"] = json!(1), "`scored_rows` of gloss is 1, expected 6"),
         ("score.json", |r| r["baseline"]["compared"][0]["name"] = json!("other"), "`compared` is heldout, other"),
         ("score.json", |r| r["tasks"] = json!([]), "the tasks of `baseline` is gloss"),
+        (
+            "verify.json",
+            |r| r["own_drafts"] = json!({"proposed": 2, "accepted": 3}),
+            "`own_drafts` is 3, expected at most 2",
+        ),
+        ("verify.json", |r| r["tokens"][0]["greedy"]["matched"] = json!(1), "`greedy` of "),
+        ("verify.json", |r| r["tokens"][0]["max_abs_logprob_diff"] = json!(3e-4), "is 0.0003, expected at most 0.0002"),
+        ("verify.json", |r| r["tokens"][0]["max_abs_logprob_diff"] = json!(-1), "`max_abs_logprob_diff` of "),
+        (
+            "verify.json",
+            |r| {
+                let check = r["checks"][0].clone();
+                r["checks"].as_array_mut().unwrap().push(check);
+            },
+            "is more, expected 1",
+        ),
+        (
+            "verify.json",
+            |r| {
+                let check = json!({"name": "weights", "status": "pass", "detail": "all"});
+                r["checks"].as_array_mut().unwrap().push(check);
+            },
+            "`source` is absent, expected a checkpoint",
+        ),
+        ("score.json", |r| r["texts"] = json!([]), "the texts of `baseline` is heldout"),
+        ("score.json", |r| r["requests"] = json!([]), "the number of rows of gloss in `requests` is 0, expected 6"),
+        ("score.json", |r| r["tasks"][0]["acc"] = json!(1.5), "`acc` of gloss is 1.5"),
+        ("score.json", |r| r["tasks"][0]["acc_bytes"] = json!(-0.5), "`acc_bytes` of gloss is -0.5"),
+        ("score.json", |r| r["tasks"][0]["acc_norm"] = json!(0.4), "`acc_norm` of gloss is 0.4, expected a share of 6"),
+        ("score.json", |r| r["tasks"][0]["stderr"] = json!(0.9), "`stderr` of gloss is 0.9"),
+        ("score.json", |r| r["tasks"][0]["stderr_norm"] = Value::Null, "`stderr_norm` of gloss is null"),
+        ("score.json", |r| r["tasks"][0]["n"] = json!(12), "`stderr` of gloss is "),
+        ("score.json", |r| r["baseline"]["positions"] = json!(0), "`positions` of `baseline` is 0"),
+        ("score.json", |r| r["baseline"]["top1_agreement"] = json!(1.5), "`top1_agreement` of `baseline` is 1.5"),
+        ("score.json", |r| r["baseline"]["kl_mean"] = json!(-0.5), "`kl_mean` of `baseline` is -0.5"),
     ];
     for (name, edit, says) in cases {
         let place = Place::new();
@@ -184,7 +219,7 @@ fn the_default_policy_keeps_wrecked_containers_back() {
 fn a_card_of_the_source_may_not_be_lost() {
     let place = Place::new();
     fs::remove_file(place.container().join("README.md")).unwrap();
-    let report = place.refuses(&place.options(), &["card-missing"]);
+    let report = place.refuses(&place.options(), &["card-missing", "evidence-missing", "report-of-other-bytes"]);
     assert!(
         report
             .findings
@@ -201,7 +236,34 @@ fn a_refusal_takes_the_plan_of_an_earlier_run_away() {
     assert!(plan.exists());
     place.edit("verify.json", |report| report["verdict"] = json!("fail"));
     place.refuses(&place.options(), &["evidence-missing", "report-says-no"]);
+    // So does what is no answer.
+    let ends: [(&str, &[u8]); 4] = [
+        ("none.json", b""),
+        ("verify.json", b"{\"level\": "),
+        ("verify.json", b"{\"level\": \"tokens\", \"level\": \"payload\"}"),
+        ("nano-g64/coliconv.manifest.json", b"{"),
+    ];
+    for (name, bytes) in ends {
+        let place = Place::new();
+        place.published();
+        let mut options = place.options();
+        if bytes.is_empty() {
+            options.reports.push(place.path(name));
+        } else {
+            fs::write(place.path(name), bytes).unwrap();
+        }
+        let faults = publish(&place.container(), &options, &Silent).unwrap_err();
+        assert!(!place.path("nano-g64.upload-plan.json").exists(), "{name}: {faults}");
+    }
+    let place = Place::new();
+    place.published();
+    fs::write(place.path("policy.json"), "{").unwrap();
+    let policy = place.path("policy.json");
+    let (code, _) = run_json(&["publish", "--policy", policy.to_str().unwrap()], &[&place.container()]);
+    assert_eq!((code, place.path("nano-g64.upload-plan.json").exists()), (2, false));
     // What is not a plan stays.
+    let plan = place.path("nano-g64.upload-plan.json");
+    place.edit("verify.json", |report| report["verdict"] = json!("fail"));
     fs::write(&plan, "mine").unwrap();
     place.publish(&place.options());
     assert_eq!(fs::read(&plan).unwrap(), b"mine");
@@ -240,4 +302,49 @@ fn a_policy_that_is_missed_tells_what_to_do() {
     let hints: Vec<&str> = report.findings.iter().filter_map(|finding| finding.hint.as_deref()).collect();
     assert!(hints.iter().any(|hint| hint.contains("--device vulkan")), "{hints:?}");
     assert!(hints.iter().any(|hint| hint.starts_with("score more")), "{hints:?}");
+}
+
+#[test]
+fn hints_are_about_what_was_missed() {
+    let hints = |place: &Place, policy: &str| -> Vec<String> {
+        let report = place.publish(&place.with_policy(policy));
+        report.findings.into_iter().filter(|f| f.kind == "policy-missed").filter_map(|finding| finding.hint).collect()
+    };
+    let place = Place::new();
+    place.edit("verify.json", |report| {
+        report["tokens"][0]["max_abs_logprob_diff"] = json!(1e-4);
+        report["tokens"][0]["teacher_forced"]["near_tie"] = json!(1);
+        let matched = &mut report["tokens"][0]["teacher_forced"]["matched"];
+        *matched = json!(matched.as_u64().unwrap() - 1);
+    });
+    place.edit("score.json", |report| {
+        let row = json!({"input": "gloss", "file": "f", "row": 3, "kind": "row-empty", "message": "m", "hint": null});
+        report["excluded"] = json!([row]);
+    });
+    let policy = r#"{"verify": {"min_predictions": 9999, "max_near_tie_share": 0, "max_abs_logprob_diff": 1e-9},
+        "score": {"max_accuracy_drop": 1, "max_perplexity_increase": 1, "min_questions": 1, "min_tokens": 1}}"#;
+    let found = hints(&place, policy);
+    assert_eq!(found.len(), 4, "{found:?}");
+    assert_eq!(found.iter().filter(|hint| hint.starts_with("more bits change nothing")).count(), 2, "{found:?}");
+    for says in ["longer --reference", "`score.allow_excluded`"] {
+        assert!(found.iter().any(|hint| hint.contains(says)), "{says}: {found:?}");
+    }
+}
+
+#[test]
+fn a_directory_and_a_repeated_key_are_no_report() {
+    let place = Place::new();
+    let kinds = |path: std::path::PathBuf| {
+        let faults =
+            publish(&place.container(), &Options { reports: vec![path], ..place.options() }, &Silent).unwrap_err();
+        let fault = faults.iter().next().unwrap();
+        (fault.kind.name().to_owned(), fault.kind.hint().unwrap_or_default(), fault.to_string())
+    };
+    let (kind, hint, _) = kinds(place.root.path().to_owned());
+    assert_eq!(kind, "report-directory");
+    assert!(hint.starts_with("give the file in it: ") && hint.ends_with("/score.json"), "{hint}");
+    let text = fs::read_to_string(place.path("score.json")).unwrap();
+    fs::write(place.path("score.json"), text.replacen('{', "{\"kind\": \"container\",", 1)).unwrap();
+    let (kind, _, text) = kinds(place.path("score.json"));
+    assert!(kind == "json-syntax" && text.contains("`kind` appears twice"), "{text}");
 }

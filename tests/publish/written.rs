@@ -95,7 +95,7 @@ fn a_card_is_made_anew_and_never_lost() {
     assert_eq!(errors(&place.publish(&other)), [""; 0]);
     assert_eq!(fs::read_to_string(&card).unwrap(), second);
     fs::write(place.container().join("README.source.md"), "other").unwrap();
-    assert_eq!(errors(&place.publish(&other)), ["file-hash"]);
+    assert_eq!(errors(&place.publish(&other)), ["evidence-missing", "file-hash", "report-of-other-bytes"]);
 }
 
 #[test]

@@ -193,6 +193,9 @@ pub(super) fn drafts_text(verify: &[Told<VerifyReport>], score: &[Told<ScoreRepo
     let counts =
         drafts.iter().map(|mtp| (mtp.accepted, mtp.proposed)).chain(of_probes.map(|mtp| (mtp.accepted, mtp.proposed)));
     let (accepted, proposed) = counts.fold((0, 0), |(a, p), (accepted, proposed)| (a + accepted, p + proposed));
+    // Along a text of the model's own: little, and said only where nothing else is known.
+    let own = verify.iter().find_map(|told| told.report.own_drafts).map_or((0, 0), |own| (own.accepted, own.proposed));
+    let (accepted, proposed) = if proposed > 0 { (accepted, proposed) } else { own };
     if proposed > 0 {
         let share = 100.0 * accepted as f64 / proposed as f64;
         out += &format!("\n{accepted} of {proposed} drafts of the MTP head were accepted ({share:.1} %).\n");

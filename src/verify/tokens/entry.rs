@@ -10,7 +10,7 @@ use crate::report::{GpuRun, VerifyDrafts, VerifyGreedy, VerifyTeacherForced, Ver
 
 /// Largest difference of a log-probability in exact mode. Other implementations in f32 stay within 3e-5, or 1.5e-4 where
 /// they take another eps inside attention; another `rms_norm_eps` of the config makes more.
-const LOGPROB_TOLERANCE: f64 = 2e-4;
+pub const LOGPROB_TOLERANCE: f64 = 2e-4;
 
 /// Real mismatches of one reference, and log-probabilities that rounding cannot explain.
 pub(super) fn disagreements(agreement: &Agreement, path: &Path, reference: usize) -> Vec<Found> {
