@@ -13,6 +13,7 @@ use coliconv::container::writer::{FileWriter, digest_file};
 use coliconv::error::{Fault, FaultKind, Severity};
 use coliconv::header::Header;
 use coliconv::io::SourceFile;
+use coliconv::model::tokenizer::TOKENIZER_FILE;
 use coliconv::progress::Silent;
 use coliconv::quantize::{Decoder, Quantizer};
 use coliconv::report::Finding;
@@ -22,7 +23,7 @@ use coliconv::weights::{ContainerRows, ReadBuffer, SourceRows, StoredRows};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use serde_json::json;
-use support::bad::{Model, write_manifest};
+use support::bad::{Model, TOKENIZER, write_manifest};
 
 const FILE: &str = "out-00000.safetensors";
 const HEAD: &str = "lm_head.weight";
@@ -72,6 +73,7 @@ fn written(planned: PlannedWeight, quantizer: Quantizer, seed: u32) -> Written {
 fn write(directory: &Path, config: &[u8], weights: &[Written]) {
     fs::create_dir(directory).unwrap();
     fs::write(directory.join(CONFIG_FILE), config).unwrap();
+    fs::write(directory.join(TOKENIZER_FILE), TOKENIZER).unwrap();
     let planned: Vec<PlannedWeight> = weights.iter().map(|weight| weight.planned.clone()).collect();
     let layout = FileLayout::new(&planned, None).unwrap();
     let mut data = vec![Vec::new(); layout.tensors.len()];

@@ -2,7 +2,7 @@
 //!
 //! It is Jinja, as transformers' `apply_chat_template` renders it: blocks take the line end after them and the blanks before
 //! them along, Python's methods of strings, lists and dicts are there, and so are `raise_exception`, `strftime_now`, `tojson`
-//! and `%`. What is no text is printed as Python prints it. [`jinja`] renders, [`bounds`] says how much a template may make.
+//! and `%`. What is no text is printed as Python prints it. `jinja` renders, `bounds` says how much a template may make.
 
 mod bounds;
 mod jinja;
