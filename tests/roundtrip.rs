@@ -166,7 +166,10 @@ proptest! {
         for weight in &weights {
             check_read(&survey, weight)?;
         }
-        prop_assert_eq!(errors(&directory).into_iter().filter(|f| f.kind != "engine-misreads").count(), 0);
+        // Values that make no model: an engine that reads others, a head whose codes are all zero.
+        let found = errors(&directory).into_iter();
+        let found = found.filter(|f| !["engine-misreads", "head-half-zero"].contains(&f.kind.as_str())).map(|f| f.message);
+        prop_assert_eq!(found.collect::<Vec<_>>(), Vec::<String>::new());
     }
 }
 

@@ -233,7 +233,7 @@ fn a_refused_baseline_leaves_no_results() {
     let (source, out) = (directory.path().join("source"), directory.path().join("out"));
     let options = some(directory.path());
     scored(&fixture("nano"), &Options { out: Some(source.clone()), ..options.clone() });
-    let other = of(vec![given(Kind::Text, "heldout", head(directory.path(), "heldout.txt", 3))]);
+    let other = of(vec![given(Kind::Text, "other", written(directory.path(), "other.txt", "Other rows.\n"))]);
     let part = Part::new(1, 2);
     for part in [None, part] {
         let (baseline, out) = (Some(source.clone()), Some(out.clone()));
