@@ -35,7 +35,7 @@ use earlier::Earlier;
 use follow::Follower;
 pub use follow::{Follow, wait_for_model};
 pub use plan::{Plan, PlannedClass, PlannedFile};
-pub use verified::Verification;
+pub use verified::{Verification, check_room};
 
 pub use crate::progress::{Progress, Silent};
 

@@ -16,7 +16,7 @@ use crate::error::{Fault, FaultKind, Place, Result};
 
 pub use append::Appender;
 pub use direct::{DirectFile, PageBuffer, Span};
-pub use lock::{Claim, DirectoryLock};
+pub use lock::{Claim, DirectoryLock, LOCK_FILE};
 pub use new_file::{NewFile, write_whole};
 
 /// Beginning of the names of files that a conversion needs only while it is not finished.

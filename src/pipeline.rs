@@ -4,6 +4,7 @@
 //! the scores of the source, are kept where container, options and program are those of an earlier run. The
 //! first step that says no is the last.
 
+mod before;
 mod passes;
 mod settings;
 mod state;
@@ -30,7 +31,7 @@ use crate::report::{
 };
 use crate::roles::Pass;
 use crate::score::encode::PrefixChoice;
-use crate::score::input::{Given, Kind, Sampling};
+use crate::score::input::Sampling;
 use crate::score::{self, Watch, score};
 use crate::verify::{self, Level, TokenOptions, verify};
 
@@ -55,6 +56,14 @@ pub fn run(path: &Path, observers: &Observers<'_>) -> Result<PipelineReport, Fau
     let started = Instant::now();
     let settings = Settings::read(path)?;
     let directory = &settings.reports;
+    let checked = match before::check(&settings, path) {
+        // Where there were no reports there are none now.
+        Err(faults) if !directory.is_dir() => {
+            publish::withdraw(&settings.container)?;
+            return Err(faults);
+        }
+        checked => checked,
+    };
     fs::create_dir_all(directory).map_err(|e| Fault::io("create the directory", directory, e))?;
     let _lock = DirectoryLock::take(directory, &Claim::Whole)?;
     let mut run = Run { settings: &settings, observers, steps: Vec::new() };
@@ -75,7 +84,7 @@ pub fn run(path: &Path, observers: &Observers<'_>) -> Result<PipelineReport, Fau
     for name in ["pipeline.json", "publish.json"] {
         remove(&directory.join(name))?;
     }
-    if let Err(faults) = run.all(&mut report) {
+    if let Err(faults) = checked.and_then(|()| run.all(&mut report)) {
         publish::withdraw(&settings.container)?;
         return Err(faults);
     }
@@ -158,6 +167,7 @@ impl Run<'_> {
         }
         let mut job = Job::prepare(checkpoint, &self.settings.container, options)?;
         job.check_space()?;
+        before::check_memory(self.settings, &job)?;
         let finished = job.finished_files();
         (self.observers.planned)(&job);
         let unwanted = passes::of_source(&job, self.settings);
@@ -252,12 +262,8 @@ impl Run<'_> {
 
     fn score_options(&self) -> score::Options {
         let settings = &self.settings.score;
-        let given =
-            |kind| move |(name, path): (&String, &PathBuf)| Given { kind, name: name.clone(), path: path.clone() };
-        let tasks = settings.tasks.iter().map(given(Kind::Task));
-        let texts = settings.texts.iter().map(given(Kind::Text));
         score::Options {
-            inputs: tasks.chain(texts).collect(),
+            inputs: self.settings.inputs(),
             sampling: Sampling { limit: settings.limit, seed: settings.seed },
             prefix: match settings.prefix.as_deref() {
                 None | Some("auto") => PrefixChoice::Auto,

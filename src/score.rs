@@ -159,10 +159,6 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         backend: format!("{backend} {mode}"),
         inputs: inputs.iter().map(|input| bound(input, options.sampling)).collect(),
     };
-    let mut results = match &out {
-        Some(out) => out.results(binding)?,
-        None => Results::temporary(binding)?,
-    };
     let vocab_size = config.vocab_size;
     let max_tokens = config.max_position_embeddings;
     let job = Job {
@@ -174,7 +170,12 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         plan,
         watch,
     };
-    let baseline = options.baseline.as_deref().map(|path| job.baseline(path, &pool, results.binding())).transpose()?;
+    // A baseline that is refused leaves no results behind.
+    let baseline = options.baseline.as_deref().map(|path| job.baseline(path, &pool, &binding)).transpose()?;
+    let mut results = match &out {
+        Some(out) => out.results(binding)?,
+        None => Results::temporary(binding)?,
+    };
     let probes = out.as_ref().and_then(|out| out.earlier_probes(results.binding()));
     let mut run = Run::default();
     if options.finish {

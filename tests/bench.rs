@@ -23,7 +23,7 @@ fn inspect_is_measured_and_leaves_nothing() {
 
 #[test]
 fn quantizing_is_measured_with_every_instruction_set() {
-    let (code, report) = run_json(&["bench", "convert", "--rounds", "1"], &[]);
+    let (code, report) = run_json(&["bench", "convert", "--size", "1M", "--rounds", "1"], &[]);
     assert_eq!(code, 0, "{report}");
     assert_valid("bench", &report);
     let measures = report["measures"].as_array().unwrap();

@@ -2,6 +2,8 @@
 
 #[path = "pipeline/arriving.rs"]
 mod arriving;
+#[path = "pipeline/before.rs"]
+mod before;
 #[path = "pipeline/keys.rs"]
 mod keys;
 mod support;
@@ -203,7 +205,9 @@ fn a_step_that_says_no_is_the_last() {
     assert!(!place.path("out/nano-g64/SHA256SUMS").exists());
     // A policy that is missed closes the gate in the end; corrected, all that was computed is kept.
     let mut strict = Place::settings();
-    strict["publish"]["policy"] = json!({"score": {"max_perplexity_increase": 0, "max_accuracy_drop": 1}});
+    strict["publish"]["policy"] = json!({
+        "score": {"max_perplexity_increase": 0, "max_accuracy_drop": 1, "min_questions": 1, "min_tokens": 1}
+    });
     place.store(&strict);
     let (code, document) = place.run();
     assert_eq!((code, statuses(&document)[4].as_str()), (1, "publish failed"));
@@ -221,7 +225,7 @@ fn nothing_that_said_yes_outlives_a_run_that_does_not() {
     place.passes();
     let plan = place.path("out/nano-g64.upload-plan.json");
     let mut strict = Place::settings();
-    strict["publish"]["policy"]["score"]["min_questions"] = json!(1000);
+    strict["publish"]["policy"]["score"]["min_tokens"] = json!(100_000);
     place.store(&strict);
     let (code, _) = place.run();
     assert_eq!((code, plan.exists()), (1, false));
@@ -229,6 +233,12 @@ fn nothing_that_said_yes_outlives_a_run_that_does_not() {
         let report: Value = serde_json::from_slice(&fs::read(place.path("reports").join(name)).unwrap()).unwrap();
         assert_eq!(report["verdict"], "fail", "{name}");
     }
+    // Nor one that is refused before anything is done.
+    place.store(&Place::settings());
+    place.passes();
+    strict["publish"]["policy"]["score"]["min_questions"] = json!(1000);
+    place.store(&strict);
+    assert_eq!((place.run().0, plan.exists(), place.path("reports/pipeline.json").exists()), (2, false, false));
     place.store(&Place::settings());
     place.passes();
     assert!(plan.exists());

@@ -13,6 +13,7 @@ use coliconv::container::writer::{FileWriter, digest_file};
 use coliconv::error::{Fault, FaultKind, Severity};
 use coliconv::header::Header;
 use coliconv::io::SourceFile;
+use coliconv::model::tokenizer::TOKENIZER_FILE;
 use coliconv::progress::Silent;
 use coliconv::quantize::{Decoder, Quantizer};
 use coliconv::report::Finding;
@@ -22,7 +23,7 @@ use coliconv::weights::{ContainerRows, ReadBuffer, SourceRows, StoredRows};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use serde_json::json;
-use support::bad::{Model, write_manifest};
+use support::bad::{Model, TOKENIZER, write_manifest};
 
 const FILE: &str = "out-00000.safetensors";
 const HEAD: &str = "lm_head.weight";
@@ -72,6 +73,7 @@ fn written(planned: PlannedWeight, quantizer: Quantizer, seed: u32) -> Written {
 fn write(directory: &Path, config: &[u8], weights: &[Written]) {
     fs::create_dir(directory).unwrap();
     fs::write(directory.join(CONFIG_FILE), config).unwrap();
+    fs::write(directory.join(TOKENIZER_FILE), TOKENIZER).unwrap();
     let planned: Vec<PlannedWeight> = weights.iter().map(|weight| weight.planned.clone()).collect();
     let layout = FileLayout::new(&planned, None).unwrap();
     let mut data = vec![Vec::new(); layout.tensors.len()];
@@ -164,7 +166,10 @@ proptest! {
         for weight in &weights {
             check_read(&survey, weight)?;
         }
-        prop_assert_eq!(errors(&directory).into_iter().filter(|f| f.kind != "engine-misreads").count(), 0);
+        // Values that make no model: an engine that reads others, a head whose codes are all zero.
+        let found = errors(&directory).into_iter();
+        let found = found.filter(|f| !["engine-misreads", "head-half-zero"].contains(&f.kind.as_str())).map(|f| f.message);
+        prop_assert_eq!(found.collect::<Vec<_>>(), Vec::<String>::new());
     }
 }
 

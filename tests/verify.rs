@@ -405,6 +405,26 @@ fn a_report_is_written_and_replaces_only_a_report() {
 }
 
 #[test]
+fn a_report_does_not_stand_in_the_model() {
+    let directory = g64();
+    fs::create_dir(directory.path().join("reports")).unwrap();
+    for name in ["verify.json", "reports/verify.json", "reports/../verify.json"] {
+        let path = directory.path().join(name);
+        let (code, document) = verify(directory.path(), "structure", &["--report", path.to_str().unwrap()]);
+        assert_eq!((code, document["refused"][0]["kind"].as_str()), (2, Some("report-in-model")), "{name}");
+        assert!(!path.exists());
+    }
+    // Beside it is not in it, by whatever way.
+    let place = TempDir::new().unwrap();
+    let model = place.path().join("model");
+    fs::rename(directory.keep(), &model).unwrap();
+    fs::remove_dir(model.join("reports")).unwrap();
+    let path = model.join("../verify.json");
+    assert_eq!(verify(&model, "structure", &["--report", path.to_str().unwrap()]).0, 0);
+    assert!(place.path().join("verify.json").is_file());
+}
+
+#[test]
 fn results_do_not_depend_on_threads() {
     let directory = bare();
     swap(directory.path(), &scales(EXPERT), &scales(OTHER_EXPERT));

@@ -51,18 +51,31 @@ fn stored(name: &TensorName, role: &Role) -> Vec<StoredTensor> {
     }
 }
 
+/// The weights of a checkpoint, in the order of their names.
+fn weights(census: &Census) -> Vec<(&TensorName, &Role)> {
+    let mut weights: Vec<(&TensorName, &Role)> =
+        census.iter().filter(|(_, role)| role.pass == crate::roles::Pass::Main && !role.optional).collect();
+    weights.sort_by_key(|(name, _)| *name);
+    weights
+}
+
+/// Bytes of the tensors of the checkpoint that [`write`] makes: there are at least eight experts, however small it is to be.
+pub(super) fn stored_bytes(bytes: u64) -> Result<u64, Faults> {
+    let config = Config::parse(Path::new(CONFIG_FILE), &json_text(&config(bytes)))?;
+    let census = Census::of(&config);
+    let tensors = weights(&census).into_iter().flat_map(|(name, role)| stored(name, role));
+    Ok(tensors.map(|tensor| tensor.bytes).sum())
+}
+
 /// Writes an FP8 checkpoint of about so many bytes in shards of about so many, of the main pass alone; tells how many weights
 /// it has.
 pub(super) fn write(directory: &Path, bytes: u64, shard_bytes: u64) -> Result<u64, Faults> {
     let text = json_text(&config(bytes));
     let config = Config::parse(&directory.join(CONFIG_FILE), &text)?;
     let census = Census::of(&config);
-    let mut weights: Vec<(&TensorName, &Role)> =
-        census.iter().filter(|(_, role)| role.pass == crate::roles::Pass::Main && !role.optional).collect();
-    weights.sort_by_key(|(name, _)| *name);
     let mut shards: Vec<Vec<StoredTensor>> = vec![Vec::new()];
     let (mut filled, mut elements) = (0, 0);
-    for (name, role) in weights {
+    for (name, role) in weights(&census) {
         elements += role.shape.elements().unwrap_or(0);
         let tensors = stored(name, role);
         if filled >= shard_bytes {
@@ -125,5 +138,22 @@ fn element_bytes(dtype: Dtype, random: u64) -> Vec<u8> {
         Dtype::F8_E4M3 => vec![if random as u8 & 0x7f == 0x7f { 0 } else { random as u8 }],
         Dtype::F32 => f32::from_bits(115 << 23 | (random as u32 & 0x007f_ffff)).to_le_bytes().to_vec(),
         _ => (0x3f00 | (random as u16 & 0x7f)).to_le_bytes().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_made_is_counted_before() {
+        // Codes alone of the fewest experts, and not much more.
+        let fewest = 8 * 3 * 2048 * 6144;
+        for asked in [1, 1 << 20, fewest] {
+            let bytes = stored_bytes(asked).unwrap();
+            assert!(bytes > fewest && bytes < 2 * fewest, "{asked} {bytes}");
+        }
+        let bytes = stored_bytes(10 << 30).unwrap();
+        assert!(bytes > 10 << 30 && bytes < 11 << 30, "{bytes}");
     }
 }

@@ -48,10 +48,13 @@ pub(super) fn measures(
     progress: &dyn Progress,
 ) -> Result<Vec<BenchMeasure>, Faults> {
     let source = scratch.path.join("checkpoint");
-    // The checkpoint, and beside it what is made of it: at most as much again, or the plain copy of that.
-    check_space(&source, 2 * options.bytes)?;
+    // The checkpoint, and beside it what is made of it: about as much again, or the plain copy of that.
+    check_space(&source, 2 * checkpoint::stored_bytes(options.bytes)?)?;
     progress.step("making a checkpoint");
     let weights = checkpoint::write(&source, options.bytes, options.shard_bytes)?;
+    for (_, settings) in formats() {
+        check_space(&source, Round { source: &source, scratch, options, settings: &settings }.planned_bytes()?)?;
+    }
     let mut runs: Vec<(&str, Settings, Runs)> =
         formats().into_iter().map(|(name, settings)| (name, settings, Runs { weights, ..Runs::default() })).collect();
     for number in 0..options.rounds {

@@ -114,7 +114,7 @@ fn steps_text(report: &PublishReport) -> String {
     for step in &report.steps {
         out += &format!("\n# {}\n{}\n", step.what, step.command);
         if let Some(command) = &step.with_hub_1 {
-            out += &format!("# with huggingface_hub 0.34 to 1.x in its place:\n# {command}\n");
+            out += &format!("# with huggingface_hub 1 in its place:\n# {command}\n");
         }
     }
     out

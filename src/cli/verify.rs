@@ -11,7 +11,7 @@ use super::{Talk, findings_text, print, print_json, size, text};
 use crate::backend::Present;
 use crate::backend::gpu::device::Injection;
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
-use crate::io::{read_small, write_whole};
+use crate::io::{is_same_file, read_small, write_whole};
 use crate::limits;
 use crate::part::Part;
 use crate::report::{CheckStatus, Verdict, VerifyReport, VerifyTokens};
@@ -132,6 +132,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         if !parent.is_dir() {
             return Err(Fault::new(Place::file(parent), FaultKind::NotADirectory).into());
         }
+        if is_inside(parent, &arguments.path) {
+            return Err(Fault::new(Place::file(path), FaultKind::ReportInModel).into());
+        }
         check_replaceable(path)?;
     }
     let tokens = arguments.tokens()?;
@@ -152,6 +155,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     let printed = if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) };
     let good = report.verdict == Verdict::Pass;
     Ok(if printed == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { printed })
+}
+
+/// Whether a directory that exists is the model's, or lies in it: whatever stands there is taken for a part of the model.
+fn is_inside(directory: &Path, model: &Path) -> bool {
+    let own = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    own.ancestors().any(|ancestor| is_same_file(ancestor, model))
 }
 
 /// What exists is replaced only if it is a report of this command: a mistyped name must not cost anybody a file.

@@ -3,13 +3,51 @@
 use std::path::PathBuf;
 
 use super::Job;
-use crate::backend::Device;
+use crate::backend::{Device, cuda, vulkan};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::model::memory::{Needs, share};
-use crate::model::{CHUNK_ROWS, stored_bytes};
+use crate::io::available_bytes;
+use crate::model::memory::{Needs, fits_gpu, gpu_positions, share};
+use crate::model::{CHUNK_ROWS, check_memory, plain_bytes, stored_bytes};
 use crate::progress::Progress;
 use crate::report::VerifyReport;
 use crate::verify::{self, Level, TokenOptions};
+
+/// What the container that a job makes needs, and its source beside it, for texts of so many positions.
+fn needs(job: &Job, with_source: bool, positions: u64) -> Vec<Needs> {
+    let (config, rows) = (&job.source.config, CHUNK_ROWS as u64);
+    // What earlier passes have written is there, what has yet to be written is planned.
+    let planned = job.plan.files.iter().filter(|file| !job.destination.is_finished(&file.name));
+    let tensors = planned.flat_map(|file| &file.layout.tensors);
+    let mut needs = vec![Needs::planned(&job.destination.directory, config, positions, rows, tensors)];
+    let source = Some(&job.source.directory).filter(|_| with_source);
+    needs.extend(source.map(|source| {
+        let mut needs = Needs::of(source, config, positions, rows);
+        // What has yet to arrive can be anything.
+        needs.dense += job.plan.source_bytes.saturating_sub(stored_bytes(source));
+        needs
+    }));
+    needs
+}
+
+/// Refuses a verification on these devices, by default on the CPU, of what a job is about to make, with references of up to
+/// `longest` ids, that would not fit into `memory` bytes, by default those that are available.
+pub fn check_room(job: &Job, with_source: bool, longest: usize, devices: &[Device], memory: Option<u64>) -> Result<()> {
+    let positions = verify::positions(longest);
+    let on_gpu = || needs(job, with_source, gpu_positions(positions));
+    for &device in if devices.is_empty() { &[Device::Cpu] } else { devices } {
+        match device {
+            Device::Reference => {
+                let models = 1 + u64::from(with_source);
+                let bytes = plain_bytes(&job.source.config).saturating_mul(models);
+                check_memory(&job.destination.directory, bytes, memory.or_else(available_bytes))?;
+            }
+            Device::Cpu => drop(share(&needs(job, with_source, positions), memory)?),
+            Device::Cuda(number) => fits_gpu(&on_gpu(), cuda::backend(number, None)?.gpu(), memory)?,
+            Device::Vulkan(number) => fits_gpu(&on_gpu(), vulkan::backend(number, None)?.gpu(), memory)?,
+        }
+    }
+    Ok(())
+}
 
 /// A verification that follows a conversion.
 #[derive(Debug, Clone)]
@@ -30,17 +68,7 @@ impl Verification {
         let is_gone = job.options.follow.is_none() && shards.any(|shard| job.source.is_deferred(shard));
         let source = (!job.options.consume && !is_gone).then(|| job.source.directory.clone());
         let container = job.destination.directory.clone();
-        let (config, positions, rows) = (&job.source.config, verify::positions(0), CHUNK_ROWS as u64);
-        // What earlier passes have written is there, what has yet to be written is planned.
-        let planned = job.plan.files.iter().filter(|file| !job.destination.is_finished(&file.name));
-        let tensors = planned.flat_map(|file| &file.layout.tensors);
-        let mut needs = vec![Needs::planned(&container, config, positions, rows, tensors)];
-        needs.extend(source.as_deref().map(|source| {
-            let mut needs = Needs::of(source, config, positions, rows);
-            // What has yet to arrive can be anything.
-            needs.dense += job.plan.source_bytes.saturating_sub(stored_bytes(source));
-            needs
-        }));
+        let needs = needs(job, source.is_some(), verify::positions(0));
         match share(&needs, memory).map_err(|fault| *fault.kind) {
             Err(FaultKind::MemoryTooSmall { fixed, experts, available }) => {
                 let needed = fixed.saturating_add(experts);

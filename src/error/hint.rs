@@ -247,6 +247,9 @@ fn score_hint(kind: &FaultKind) -> Option<String> {
         K::ResultsOther { .. } | K::NotResults | K::ResultsInModel => {
             "score into another directory; nothing existing is mixed or overwritten".into()
         }
+        K::ReportInModel => {
+            "give a --report outside of it: `publish` refuses a container with files that are not its own".into()
+        }
         K::BaselineTokenizer { .. } => "only models with the same tokenizer can be compared".into(),
         K::ResultsIncomplete { .. } => "run the same `coliconv score` again, every part of it, to finish it".into(),
         K::ResultsNotCompared { .. } => {

@@ -593,6 +593,8 @@ pub enum FaultKind {
     BaselineTokenizer { expected: String, found: String },
     #[error("the results cannot stand in the directory of the model")]
     ResultsInModel,
+    #[error("the report cannot stand in the directory of the model")]
+    ReportInModel,
 
     // ---- comparing and verifying -------------------------------------------------------------------------------
     #[error("the level {level} compares a container with its source")]

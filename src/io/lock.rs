@@ -9,7 +9,7 @@ use super::hook;
 use crate::error::{Fault, FaultKind, Place, Result};
 
 /// Name of the file that is locked for the whole directory.
-const LOCK_FILE: &str = ".coliconv.lock";
+pub const LOCK_FILE: &str = ".coliconv.lock";
 /// How long a part tries to share a directory.
 const PATIENCE: Duration = Duration::from_millis(200);
 

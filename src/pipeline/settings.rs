@@ -14,6 +14,7 @@ use crate::limits;
 use crate::publish::check_repo_id;
 use crate::publish::policy::Policy;
 use crate::recipe::Settings as Recipe;
+use crate::score::input::{Given, Kind};
 
 /// A pipeline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -226,6 +227,14 @@ impl Settings {
         faults.extend(self.publish.repo_id.as_deref().and_then(|id| check_repo_id(id).err()));
         faults.extend(self.devices().err());
         Faults::check(faults)
+    }
+
+    /// What is scored: tasks, then texts, each by name.
+    pub fn inputs(&self) -> Vec<Given> {
+        let given =
+            |kind| move |(name, path): (&String, &PathBuf)| Given { kind, name: name.clone(), path: path.clone() };
+        let tasks = self.score.tasks.iter().map(given(Kind::Task));
+        tasks.chain(self.score.texts.iter().map(given(Kind::Text))).collect()
     }
 
     /// The devices that verify.

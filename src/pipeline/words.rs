@@ -77,6 +77,10 @@ fn own_hint(finding: &Finding) -> Option<&'static str> {
         | "baseline-other"
         | "baseline-same-model"
         | "baseline-empty" => "leave `score.baseline` out: then the checkpoint is scored as the container is",
+        "gpu-library" | "gpu-symbol" | "gpu-ordinal" | "gpu-api" | "gpu-lacks" | "gpu-too-old" => {
+            "leave it out of `verify.devices`, or make it usable: `coliconv devices` says what there is, and what it lacks"
+        }
+        "gpu-memory" => "leave the GPU out of `verify.devices`, end what else uses it, or give a larger `memory`",
         "base-model-unknown" => "set `publish.policy.card.base_model` to ORG/NAME of the source",
         "reference-of-itself" => {
             "give `verify.references` of another implementation or of the checkpoint, or set `verify.source` to true"

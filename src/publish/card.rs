@@ -35,6 +35,12 @@ pub struct Subject<'a> {
     pub policy: &'a CardPolicy,
 }
 
+/// Whether a file is a licence, by its name.
+pub fn is_license(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or_default().to_ascii_uppercase();
+    ["LICENSE", "LICENCE", "COPYING"].contains(&&*stem)
+}
+
 impl Subject<'_> {
     /// What the card cannot say: the licence or its text, or the model that this one was made from.
     pub fn unknown(&self) -> Vec<FaultKind> {
@@ -65,10 +71,7 @@ impl Subject<'_> {
     /// Licence, and name and link of one that the Hub does not list.
     fn license(&self) -> Option<(String, Option<String>, Option<String>)> {
         let front = self.front;
-        let file = self.manifest.small_files.iter().find(|file| {
-            let stem = file.name.split('.').next().unwrap_or_default().to_ascii_uppercase();
-            ["LICENSE", "LICENCE", "COPYING"].contains(&&*stem)
-        });
+        let file = self.manifest.small_files.iter().find(|file| is_license(&file.name));
         match (&front.license, file) {
             (Some(license), _) => Some((license.clone(), front.license_name.clone(), front.license_link.clone())),
             (None, Some(file)) => {

@@ -23,6 +23,11 @@ pub fn score_command(container: &Path) -> String {
     format!("coliconv score {container} --task NAME=FILE --text NAME=FILE --baseline CHECKPOINT --out scores")
 }
 
+/// The evidence that is missing where weights were not compared.
+pub const WEIGHTS_MISSING: &str = "a comparison of the weights with the source";
+/// The evidence that is missing where tokens were compared with nothing.
+pub const TOKENS_MISSING: &str = "a verification of the tokens, with a reference or the source,";
+
 /// Holds reports that are about the container's bytes against a policy. Adds the checks structure, payload, weights where
 /// the policy asks for them, tokens and score.
 pub fn examine(container: &Path, has_mtp: bool, evidence: &Evidence, policy: &Policy, checks: &mut Checks) {
@@ -38,7 +43,7 @@ pub fn examine(container: &Path, has_mtp: bool, evidence: &Evidence, policy: &Po
     let levels = [
         (Level::Structure, true, "a verification of the structure"),
         (Level::Payload, true, "a verification of the payload"),
-        (Level::Weights, policy.verify.weights, "a comparison of the weights with the source"),
+        (Level::Weights, policy.verify.weights, WEIGHTS_MISSING),
     ];
     for (level, _, what) in levels.into_iter().filter(|(_, wanted, _)| *wanted) {
         let of_level: Vec<_> = good.iter().filter(|told| reaches(&told.report, level)).collect();
@@ -49,7 +54,7 @@ pub fn examine(container: &Path, has_mtp: bool, evidence: &Evidence, policy: &Po
         checks.check(level.name(), faults, format!("passed in {}", names(&of_level)));
     }
     let (faults, warnings, looked_at) = tokens(&good, &policy.verify);
-    let mut faults = faults.unwrap_or_else(|| missing("a verification of the tokens, with a reference or the source,"));
+    let mut faults = faults.unwrap_or_else(|| missing(TOKENS_MISSING));
     if has_mtp && policy.verify.min_mtp_acceptance > 0.0 {
         faults.extend(drafts(container, evidence, policy.verify.min_mtp_acceptance));
     }

@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::shell::{quoted, quoted_path};
+use super::shell::quoted_path;
 use crate::config::CONFIG_FILE;
 use crate::container::manifest::{FileRecord, MANIFEST_FILE};
+use crate::io::LOCK_FILE;
 use crate::report::{PublishFile, PublishStep, Storage};
 
 /// Version of the plan's structure.
 const PLAN_VERSION: u64 = 1;
 
-/// The glob of the files that come last: config.json and the manifest, without which nobody takes a repository for whole.
-const LAST: &str = "co*.json";
+/// The files that come last: without them nobody takes a repository for whole.
+const LAST: [&str; 2] = [CONFIG_FILE, MANIFEST_FILE];
 
 /// An upload plan, the contents of its file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -55,12 +56,11 @@ impl UploadPlan {
     }
 }
 
-/// Weights first, then small files, then what the second step uploads, the manifest at the very end.
+/// Weights first, then small files, then config.json, the manifest at the very end.
 fn rank(file: &PublishFile) -> u8 {
     match file.name.as_str() {
-        MANIFEST_FILE => 4,
-        CONFIG_FILE => 3,
-        name if name.starts_with("co") && name.ends_with(".json") => 2,
+        MANIFEST_FILE => 3,
+        CONFIG_FILE => 2,
         _ if file.storage == Storage::Lfs => 0,
         _ => 1,
     }
@@ -70,20 +70,20 @@ fn rank(file: &PublishFile) -> u8 {
 fn steps(container: &Path, id: &str) -> Vec<PublishStep> {
     // The commands mean the same wherever they are run.
     let container = container.canonicalize().unwrap_or_else(|_| container.to_owned());
-    let (path, last) = (quoted_path(&container), quoted(LAST));
+    let path = quoted_path(&container);
+    let each = |flag: &str, names: &[&str]| names.iter().map(|name| format!(" {flag} {name}")).collect::<String>();
+    // A run that was killed leaves its lock behind.
+    let (last, but_last) = (each("--include", &LAST), each("--exclude", &[&LAST[..], &[LOCK_FILE]].concat()));
     let step = |what: &str, command: String| PublishStep { what: what.to_owned(), command, with_hub_1: None };
     vec![
         // huggingface_hub 2 has no other command, and its own splits large folders and goes on; before, `hf upload` made one
         // commit of everything.
         PublishStep {
             what: "upload everything but config.json and the manifest; to be repeated until it ends well".to_owned(),
-            command: format!("hf upload {id} {path} . --repo-type model --exclude {last}"),
-            with_hub_1: Some(format!("hf upload-large-folder {id} {path} --repo-type model --exclude {last}")),
+            command: format!("hf upload {id} {path} . --repo-type model{but_last}"),
+            with_hub_1: Some(format!("hf upload-large-folder {id} {path} --repo-type model{but_last}")),
         },
-        step(
-            "upload config.json and the manifest",
-            format!("hf upload {id} {path} . --repo-type model --include {last}"),
-        ),
+        step("upload config.json and the manifest", format!("hf upload {id} {path} . --repo-type model{last}")),
         step(
             "list what has arrived",
             format!("curl -fsS 'https://huggingface.co/api/models/{id}/tree/main?recursive=true' -o listing.json"),
@@ -135,13 +135,12 @@ mod tests {
             "coliconv.manifest.json",
         ];
         assert_eq!((order, plan.total_bytes), (expected.to_vec(), 6));
-        assert_eq!(plan.steps[0].command, "hf upload o/n '/a b' . --repo-type model --exclude 'co*.json'");
-        let older = "hf upload-large-folder o/n '/a b' --repo-type model --exclude 'co*.json'";
-        assert_eq!(plan.steps[0].with_hub_1.as_deref(), Some(older));
-        // What the first step leaves out is what stands behind in the order.
-        let glob = globset::Glob::new(LAST).unwrap().compile_matcher();
-        let late = plan.files.iter().map(|file| glob.is_match(&file.name)).collect::<Vec<_>>();
-        assert_eq!(late, [false, false, false, true, true, true]);
+        let but = "--exclude config.json --exclude coliconv.manifest.json --exclude .coliconv.lock";
+        assert_eq!(plan.steps[0].command, format!("hf upload o/n '/a b' . --repo-type model {but}"));
+        let older = format!("hf upload-large-folder o/n '/a b' --repo-type model {but}");
+        assert_eq!(plan.steps[0].with_hub_1, Some(older));
+        let last = "hf upload o/n '/a b' . --repo-type model --include config.json --include coliconv.manifest.json";
+        assert_eq!(plan.steps[1].command, last);
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub struct PublishStep {
     pub what: String,
     /// The command, for a shell, with huggingface_hub 2 or newer.
     pub command: String,
-    /// The same with huggingface_hub 1, or 0.34 and newer, where that is another command.
+    /// The same with huggingface_hub 1, where that is another command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with_hub_1: Option<String>,
 }

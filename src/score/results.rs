@@ -244,7 +244,7 @@ impl Results {
         }
     }
 
-    /// Opens the results of an earlier run to continue them, or begins new ones. Those of anything else are refused.
+    /// Opens the results of an earlier run to continue them, or begins new ones. Rows of anything else are refused.
     pub fn open(path: &Path, binding: Binding) -> Result<Results> {
         let mut results = Results::new(path.to_owned(), None, binding);
         let header = match path.symlink_metadata() {
@@ -264,7 +264,8 @@ impl Results {
         Ok(results)
     }
 
-    /// Reads what is there: the end of the last whole line, or `None` if there is not even a header.
+    /// Reads what is there: the end of the last whole line, or `None` if there is not even a header, or that of another run
+    /// and no row.
     fn read(&mut self) -> Result<Option<u64>> {
         let path = self.path.clone();
         let mut lines = Vec::new();
@@ -274,7 +275,11 @@ impl Results {
         })?;
         let Some((binding, end)) = found else { return Ok(None) };
         if let Some((what, expected, found)) = self.binding.difference(&binding, true) {
-            return Err(Fault::new(Place::file(&path), FaultKind::ResultsOther { what, expected, found }));
+            // Without a row they are nobody's: a run ended before it scored anything.
+            return match lines.is_empty() {
+                true => Ok(None),
+                false => Err(Fault::new(Place::file(&path), FaultKind::ResultsOther { what, expected, found })),
+            };
         }
         self.lines = 1 + lines.len() as u64;
         for (head, spot) in lines {
@@ -354,15 +359,18 @@ impl Results {
 
     /// Takes over the records of another results file of the same run.
     pub fn merge(&mut self, path: &Path) -> Result<()> {
-        let mut records = Vec::new();
+        let (mut records, mut rows) = (Vec::new(), 0u64);
         let Some((binding, _)) = scan(path, &mut |line| {
+            rows += 1;
             records.push(line.record);
             if records.len() >= 64 { self.add_new(std::mem::take(&mut records)) } else { Ok(()) }
         })?
         else {
             return Ok(());
         };
-        if let Some((what, expected, found)) = self.binding.difference(&binding, true) {
+        // What has no row adds none, whatever it was to be of.
+        let other = self.binding.difference(&binding, true).filter(|_| rows > 0);
+        if let Some((what, expected, found)) = other {
             return Err(Fault::new(Place::file(path), FaultKind::ResultsOther { what, expected, found }));
         }
         self.add_new(records)

@@ -56,10 +56,11 @@ def main(coliconv, container, record=None):
         tree.append(entry)
 
     # What the two commands of the plan upload: everything once, config.json and the manifest last.
-    [glob] = {step["command"].rsplit(" ", 1)[1].strip("'") for step in plan["steps"][:2]}
     names = [file["name"] for file in plan["files"]]
-    first = list(filter_repo_objects(names, ignore_patterns=[glob]))
-    second = list(filter_repo_objects(names, allow_patterns=[glob]))
+    excluded, included = (given(step, flag) for step, flag in zip(plan["steps"], ["--exclude", "--include"]))
+    # A lock that a killed run left behind is no file of the model.
+    first = list(filter_repo_objects([*names, ".coliconv.lock"], ignore_patterns=excluded))
+    second = list(filter_repo_objects(names, allow_patterns=included))
     assert first + second == names and second[-2:] == ["config.json", "coliconv.manifest.json"], (first, second)
 
     # The library's program has these commands with these options.
@@ -80,6 +81,12 @@ def main(coliconv, container, record=None):
     if record:
         Path(record).write_text(json.dumps(listed, indent=1) + "\n")
     print(f"huggingface_hub {version('huggingface_hub')} agrees on {len(names)} files")
+
+
+def given(step, flag):
+    """What a command gives to a flag, as often as it stands there."""
+    words = shlex.split(step["command"])
+    return [value for word, value in zip(words, words[1:]) if word == flag]
 
 
 def changed(listed):

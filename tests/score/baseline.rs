@@ -228,6 +228,23 @@ fn what_was_not_compared_does_not_pass() {
 }
 
 #[test]
+fn a_refused_baseline_leaves_no_results() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    let (source, out) = (directory.path().join("source"), directory.path().join("out"));
+    let options = some(directory.path());
+    scored(&fixture("nano"), &Options { out: Some(source.clone()), ..options.clone() });
+    let other = of(vec![given(Kind::Text, "other", written(directory.path(), "other.txt", "Other rows.\n"))]);
+    let part = Part::new(1, 2);
+    for part in [None, part] {
+        let (baseline, out) = (Some(source.clone()), Some(out.clone()));
+        let wrong = Options { baseline: baseline.clone(), out: out.clone(), part, ..other.clone() };
+        assert_eq!(refusal(model.path(), &wrong), ["baseline-other"]);
+        // With its rows the same directory is taken.
+        scored(model.path(), &Options { baseline, out, part, ..options.clone() });
+    }
+}
+
+#[test]
 fn a_run_is_not_its_own_baseline() {
     let (directory, model) = (TempDir::new().unwrap(), g64());
     let out = directory.path().join("out");

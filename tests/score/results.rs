@@ -116,6 +116,31 @@ fn results_of_anything_else_are_refused() {
     other(model.path(), &options, "the input gloss");
 }
 
+#[test]
+fn results_without_a_row_are_nobodys() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    let out = directory.path().join("out");
+    let options = Options { out: Some(out.clone()), ..few(directory.path()) };
+    scored(model.path(), &options);
+    // As if a run with another prefix had ended before its first row.
+    let finished = results(&out);
+    let header = finished.split_inclusive(|&byte| byte == b'\n').next().unwrap();
+    let text = String::from_utf8(header.to_vec()).unwrap();
+    let other = text.replace("\"prefix\":\"", "\"prefix\":\"Once ");
+    assert_ne!(other, text);
+    for name in ["results.jsonl", "results-1-of-2.jsonl"] {
+        fs::write(out.join(name), &other).unwrap();
+    }
+    scored(model.path(), &options);
+    assert_eq!(results(&out), finished);
+    // Nor are those of a part in the way when parts are joined.
+    for number in 1..=3 {
+        scored(model.path(), &Options { part: Part::new(number, 3), ..options.clone() });
+    }
+    scored(model.path(), &Options { finish: true, ..options.clone() });
+    assert_eq!(results(&out), finished);
+}
+
 fn edit(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.contains(from), "{text:.300}");

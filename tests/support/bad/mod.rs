@@ -17,7 +17,7 @@ use std::fs;
 use std::path::Path;
 
 pub use manifest::write_manifest;
-pub use model::Model;
+pub use model::{Model, TOKENIZER};
 pub use seeds::write_seeds;
 
 /// Makes one case at a path that does not exist yet: a file or a directory.
