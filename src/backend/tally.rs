@@ -61,6 +61,20 @@ impl Counters {
         })
     }
 
+    /// What was counted since these counts were taken.
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        let grown = |(key, counts): (&(Operation, Option<&'static str>), &Counts)| {
+            let before = earlier.0.get(key).copied().unwrap_or_default();
+            let counts = Counts {
+                dispatches: counts.dispatches - before.dispatches,
+                fallbacks: counts.fallbacks - before.fallbacks,
+                busy: counts.busy - before.busy,
+            };
+            (counts.dispatches + counts.fallbacks > 0).then_some((*key, counts))
+        };
+        Counters(self.0.iter().filter_map(grown).collect())
+    }
+
     /// Time of one operation, whatever the format.
     pub fn busy(&self, operation: Operation) -> Duration {
         self.0.iter().filter(|((of, _), _)| *of == operation).map(|(_, counts)| counts.busy).sum()

@@ -396,7 +396,13 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::GpuLacks { .. } => "use --device cpu".into(),
         K::GpuTimeout { .. } => "the driver may have given up: restart, and see what the system's log says of the GPU".into(),
         K::GpuTooOld { .. } => "use --device cpu".into(),
-        K::GpuMemory { .. } => "end what else uses the GPU, or give less to it with --memory".into(),
+        K::GpuMemory { wanted, total, .. } if wanted > total => {
+            "the GPU is too small for it: use --device cpu, which reads routed experts from the disk".into()
+        }
+        K::GpuMemory { .. } => "end what else uses the GPU, or use --device cpu".into(),
+        K::DeviceUnused { .. } => "`coliconv devices` says what can be done about it".into(),
+        K::GpuMemoryLimit { .. } => "give more with --memory".into(),
+        K::GpuFaultUnnoticed { .. } => "choose another launch: --inject-fault numbers:1 is noticed".into(),
         K::GpuCall { code, launched, .. } => return gpu_hint(code, launched.is_some()),
         _ => return None,
     };

@@ -426,6 +426,10 @@ pub enum FaultKind {
     TokenizerVocab { id: u32, vocab_size: u64 },
     #[error("the weights to measure with take {needed} bytes of memory, {available} are available")]
     BenchMemory { needed: u64, available: u64 },
+    #[error("this run was to fail: launch {launch}, {kernel}, was made wrong on purpose")]
+    GpuFaultMade { launch: u64, kernel: String },
+    #[error("launch {launch}, {kernel}, was made wrong on purpose, and nothing that was compared depends on it")]
+    GpuFaultUnnoticed { launch: u64, kernel: String },
     #[error("no fault was made: launch {launch} was to be wrong, there were {launches}")]
     GpuNotInjected { launch: u64, launches: u64 },
     #[error("launch {launch}, {kernel}, was made to fail")]
@@ -742,6 +746,8 @@ pub enum FaultKind {
     GpuTooOld { device: String, what: &'static str, found: String, expected: &'static str },
     #[error("{}: cannot {doing}: {call} says {}{}", escaped(device), escaped(code), after(launched))]
     GpuCall { device: String, doing: String, call: &'static str, code: String, launched: Option<(u64, String)> },
+    #[error("{}: {purpose} needs {wanted} bytes of the GPU's memory, --memory allows {allowed}", escaped(device))]
+    GpuMemoryLimit { device: String, purpose: String, wanted: u64, allowed: u64 },
     #[error("{}: no memory for {purpose}: {wanted} bytes are wanted, {free} of {total} are free", escaped(device))]
     GpuMemory { device: String, purpose: String, wanted: u64, free: u64, total: u64 },
     #[error("{api} cannot be used: {}", escaped_message(reason))]

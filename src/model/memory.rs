@@ -208,13 +208,15 @@ pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, memory: Option<u64
     let DeviceMemory { free, total } = gpu.driver().memory()?;
     let of = |needs: &Needs| needs.fixed().saturating_add(needs.experts);
     let wanted = models.iter().map(of).fold(0, u64::saturating_add);
-    let free = memory.map_or(free, |memory| memory.min(free));
-    if wanted <= free {
-        return Ok(());
-    }
-    let directory = models.first().map(|needs| needs.directory.clone()).unwrap_or_default();
+    let directory = || Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
     let (device, purpose) = (gpu.driver().device(), "the model".to_owned());
-    Err(Fault::new(Place::file(directory), FaultKind::GpuMemory { device, purpose, wanted, free, total }))
+    if let Some(allowed) = memory.filter(|&allowed| wanted > allowed) {
+        return Err(Fault::new(directory(), FaultKind::GpuMemoryLimit { device, purpose, wanted, allowed }));
+    }
+    match wanted <= free {
+        true => Ok(()),
+        false => Err(Fault::new(directory(), FaultKind::GpuMemory { device, purpose, wanted, free, total })),
+    }
 }
 
 #[cfg(test)]

@@ -177,6 +177,7 @@ mod tests {
             "--and",
             "--chat",
             "--finish",
+            "--inject-fault",
             "--level",
             "--max-tokens",
             "--no-deps",

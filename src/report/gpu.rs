@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, Counts};
+use crate::backend::{Backend, Counters, Counts};
 
-/// What ran on a GPU since its model was loaded.
+/// What ran on a GPU: for a reference along its text, for a whole command since the model was loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GpuRun {
     /// Operations that ran on the device.
@@ -30,9 +30,13 @@ pub struct GpuOperation {
 }
 
 impl GpuRun {
-    /// The counters of a backend.
+    /// All that a backend counted.
     pub fn of<B: Backend>(backend: &B) -> GpuRun {
-        let counters = backend.counters();
+        GpuRun::counted(&backend.counters())
+    }
+
+    /// Some counters.
+    pub fn counted(counters: &Counters) -> GpuRun {
         let Counts { dispatches, fallbacks, .. } = counters.total();
         let operation =
             |(&(operation, format), counts): (&(crate::backend::Operation, Option<&str>), &Counts)| GpuOperation {

@@ -303,14 +303,20 @@ impl Work<'_> {
 }
 
 impl Work<'_> {
-    /// A fault on purpose that did not happen has shown nothing.
+    /// A report says what fault was made on purpose; one that did not happen, or that nothing noticed, fails.
     fn injected<D: Driver>(&self, gpu: &Gpu<D>, ran: &mut Result<Ran, Outcome>) {
-        let Some(injection) = self.options.injection.filter(|_| !gpu.injected()) else { return };
-        let kind = FaultKind::GpuNotInjected { launch: injection.launch, launches: gpu.armed_launches() };
-        let found = (Severity::Error, Fault::new(Place::file(self.subject.weights.directory()), kind));
-        if let Ok(ran) = ran {
-            ran.forward.0.push(found);
-        }
+        let (Some(injection), Ok(ran)) = (self.options.injection, ran) else { return };
+        let noticed = ran.findings.iter().any(|(_, (severity, _))| *severity == Severity::Error);
+        let (severity, kind) = match gpu.injected() {
+            None => {
+                let launches = gpu.armed_launches();
+                (Severity::Error, FaultKind::GpuNotInjected { launch: injection.launch, launches })
+            }
+            // What failed was told where it failed.
+            Some((launch, kernel)) if noticed => (Severity::Warning, FaultKind::GpuFaultMade { launch, kernel }),
+            Some((launch, kernel)) => (Severity::Error, FaultKind::GpuFaultUnnoticed { launch, kernel }),
+        };
+        ran.forward.0.push((severity, Fault::new(Place::file(self.subject.weights.directory()), kind)));
     }
 }
 
@@ -368,12 +374,14 @@ impl<B: Backend> Level<'_, B> {
                 if !share.has(rank as usize) {
                     continue;
                 }
+                let before = self.model.backend().counters();
                 let (agreement, fault) = self.compare(reference);
+                let counted = self.model.backend().counters().since(&before);
                 let fault = fault.map(|fault| (Severity::Error, placed(fault, place)));
                 let dense = dense.map(|kind| (Severity::Warning, Fault::new(Place::file(place), kind)));
                 let found = fault.into_iter().chain(entry::disagreements(&agreement, place, number)).chain(dense);
                 findings.extend(found.map(|found| (rank, found)));
-                let entry = entry::entry(name, number, self.device, self.model.backend(), &agreement);
+                let entry = entry::entry(name, number, self.device, self.model.backend(), &counted, &agreement);
                 let entry = VerifyTokens { written_by: reference.written_by.clone(), ..entry };
                 compared.push((rank, entry, agreement));
             }

@@ -1,7 +1,7 @@
 //! A device with what every backend on it needs: a pool of buffers, counted launches, faults on purpose.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::driver::{Driver, Launch};
@@ -36,7 +36,8 @@ pub struct Device<D: Driver> {
     injection: Option<Injection>,
     /// Launches before those that the fault on purpose is counted among; none are while this is the largest number.
     armed: AtomicU64,
-    injected: AtomicBool,
+    /// The launch that was wrong on purpose, and its kernel.
+    injected: Mutex<Option<(u64, String)>>,
 }
 
 /// A buffer of the pool, to which it goes back.
@@ -76,7 +77,7 @@ impl<D: Driver> Device<D> {
             launches: AtomicU64::new(0),
             injection,
             armed: AtomicU64::new(u64::MAX),
-            injected: AtomicBool::new(false),
+            injected: Mutex::default(),
         })
     }
 
@@ -100,9 +101,13 @@ impl<D: Driver> Device<D> {
         self.launches().saturating_sub(self.armed.load(Ordering::Relaxed))
     }
 
-    /// Whether the fault on purpose has happened.
-    pub fn injected(&self) -> bool {
-        self.injected.load(Ordering::Relaxed)
+    /// The fault on purpose, if it has happened: number and kernel of the launch.
+    pub fn injected(&self) -> Option<(u64, String)> {
+        self.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    fn made(&self, launch: u64, kernel: Kernel) {
+        *self.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((launch, kernel.function()));
     }
 
     fn pool(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<D::Buffer>>> {
@@ -180,22 +185,24 @@ impl<D: Driver> Device<D> {
         }
         let all = self.launches.fetch_add(1, Ordering::Relaxed) + 1;
         let number = all.saturating_sub(self.armed.load(Ordering::Relaxed));
-        let due = self.injection.filter(|injection| number >= injection.launch && !self.injected());
+        let due = self.injection.filter(|injection| number >= injection.launch && self.injected().is_none());
         if due.is_some_and(|injection| injection.kind == InjectionKind::Launch) {
-            self.injected.store(true, Ordering::Relaxed);
+            self.made(number, kernel);
             let fault = FaultKind::GpuInjected { kernel: kernel.function(), launch: number };
             return Err(Fault::new(Place::default(), fault));
         }
         self.driver.launch(&Launch { kernel, groups, buffers, constants })?;
         match kernel.name.output() {
-            Some(output) if due.is_some() => self.spoil(buffers[output]),
+            Some(output) if due.is_some() => {
+                self.made(number, kernel);
+                self.spoil(buffers[output])
+            }
             _ => Ok(()),
         }
     }
 
     /// Makes the numbers of a buffer wrong.
     fn spoil(&self, buffer: &D::Buffer) -> Result<()> {
-        self.injected.store(true, Ordering::Relaxed);
         let bytes = WRONG_BYTES.min(self.driver.bytes(buffer) as usize) / 4 * 4;
         let mut values = vec![0; bytes];
         self.driver.read(buffer, 0, &mut values)?;

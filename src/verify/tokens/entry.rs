@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::backend::{Backend, Device};
+use crate::backend::{Backend, Counters, Device};
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Place, Severity, counted};
 use crate::reference::{Agreement, Matches};
@@ -34,12 +34,13 @@ pub(super) fn disagreements(agreement: &Agreement, path: &Path, reference: usize
     findings
 }
 
-/// What the report says of one reference on one device.
+/// What the report says of one reference on one device, and what the backend `counted` along it.
 pub(super) fn entry<B: Backend>(
     name: &str,
     number: usize,
     device: Device,
     backend: &B,
+    counted: &Counters,
     agreement: &Agreement,
 ) -> VerifyTokens {
     VerifyTokens {
@@ -62,7 +63,7 @@ pub(super) fn entry<B: Backend>(
             proposed: mtp.proposed as u64,
             accepted: mtp.accepted as u64,
         }),
-        gpu: device.is_gpu().then(|| GpuRun::of(backend)),
+        gpu: device.is_gpu().then(|| GpuRun::counted(counted)),
     }
 }
 
