@@ -325,12 +325,8 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn select(&self, dsa: &Dsa, q: &Rows<D>, weights: &Rows<D>, keys: &Cache<D>, places: &Places) -> Result<Lists<D>> {
         self.tally.dispatch(Operation::Select, None);
-        assert_eq!(
-            (q.width, weights.width, keys.width),
-            (dsa.heads * dsa.width, dsa.heads, dsa.width),
-            "an indexer's rows"
-        );
-        assert_eq!((places.first() + places.rows(), places.rows()), (keys.rows, q.rows), "places of rows");
+        dsa.check(q.width, weights.width, keys.width);
+        places.check(keys.rows, q.rows);
         let seen = self.made.seen(&self.device, places)?;
         self.best_positions(dsa, q, weights, keys, &seen)
     }
@@ -354,14 +350,8 @@ impl<D: Driver> Backend for Gpu<D> {
         selection: Option<&Lists<D>>,
     ) -> Result<Rows<D>> {
         self.tally.dispatch(Operation::Attention, Some(kv_b.layout.format));
-        assert_eq!(q.width, mla.heads * (mla.nope + mla.rope), "width of queries");
-        assert_eq!(cache.width, mla.latent + mla.rope, "width of a cache");
-        assert_eq!(
-            (kv_b.layout.rows, kv_b.layout.columns),
-            (mla.heads * (mla.nope + mla.value), mla.latent),
-            "shape of kv_b"
-        );
-        assert_eq!((places.first() + places.rows(), places.rows()), (cache.rows, q.rows), "places of rows");
+        mla.check(q.width, cache.width, (kv_b.layout.rows, kv_b.layout.columns));
+        places.check(cache.rows, q.rows);
         match selection {
             Some(selection) => {
                 assert_eq!(selection.rows, q.rows, "rows and selections");

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use super::Job;
-use crate::backend::{Device, cuda, vulkan};
+use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::available_bytes;
-use crate::model::memory::{Needs, fits_gpu, gpu_positions, share};
+use crate::model::memory::{Needs, fits_device, gpu_positions, share};
 use crate::model::{CHUNK_ROWS, check_memory, plain_bytes, stored_bytes};
 use crate::progress::Progress;
 use crate::report::VerifyReport;
@@ -42,8 +42,7 @@ pub fn check_room(job: &Job, with_source: bool, longest: usize, devices: &[Devic
                 check_memory(&job.destination.directory, bytes, memory.or_else(available_bytes))?;
             }
             Device::Cpu => drop(share(&needs(job, with_source, positions), memory)?),
-            Device::Cuda(number) => fits_gpu(&on_gpu(), cuda::backend(number, None)?.gpu(), memory)?,
-            Device::Vulkan(number) => fits_gpu(&on_gpu(), vulkan::backend(number, None)?.gpu(), memory)?,
+            Device::Cuda(_) | Device::Vulkan(_) => fits_device(device, &on_gpu, memory)?,
         }
     }
     Ok(())

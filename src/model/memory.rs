@@ -11,6 +11,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::Device;
 use crate::backend::gpu::driver::{DeviceMemory, Driver};
 use crate::backend::reference::spare_rows;
+use crate::backend::{self, cuda, vulkan};
 use crate::checkpoint::{SCALE_SUFFIX, weight_files};
 use crate::config::{Config, IndexerType};
 use crate::error::{Fault, FaultKind, Place, Result};
@@ -216,6 +217,15 @@ pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, memory: Option<u64
     match wanted <= free {
         true => Ok(()),
         false => Err(Fault::new(directory(), FaultKind::GpuMemory { device, purpose, wanted, free, total })),
+    }
+}
+
+/// The same on the device that models would run on: a GPU is opened to ask, other devices have limits of their own.
+pub fn fits_device(device: backend::Device, models: &dyn Fn() -> Vec<Needs>, memory: Option<u64>) -> Result<()> {
+    match device {
+        backend::Device::Reference | backend::Device::Cpu => Ok(()),
+        backend::Device::Cuda(number) => fits_gpu(&models(), cuda::backend(number, None)?.gpu(), memory),
+        backend::Device::Vulkan(number) => fits_gpu(&models(), vulkan::backend(number, None)?.gpu(), memory),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use crate::backend::{Device, cuda, vulkan};
+use crate::backend::Device;
 use crate::config::Config;
 use crate::error::Result;
 use crate::experts;
 use crate::limits;
-use crate::model::memory::{Needs, fits_gpu, gpu_positions, share};
+use crate::model::memory::{Needs, fits_device, gpu_positions, share};
 
 /// What a run on the CPU does with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,13 +49,8 @@ pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64
 pub(super) fn check_gpu(models: &[(&Path, &Config)], longest: u64, memory: Option<u64>, device: Device) -> Result<()> {
     let rows = limits::BATCH_ROWS;
     let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
-    let needs: Vec<Needs> =
-        models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
-    match device {
-        Device::Reference | Device::Cpu => Ok(()),
-        Device::Cuda(number) => fits_gpu(&needs, cuda::backend(number, None)?.gpu(), memory),
-        Device::Vulkan(number) => fits_gpu(&needs, vulkan::backend(number, None)?.gpu(), memory),
-    }
+    let needs = || models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
+    fits_device(device, &needs, memory)
 }
 
 /// Models on one backend share its experts' memory.

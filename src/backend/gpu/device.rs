@@ -140,10 +140,8 @@ impl<D: Driver> Device<D> {
 
     /// A buffer with values in it.
     pub fn floats(self: &Arc<Self>, values: &[f32]) -> Result<Pooled<D>> {
-        let pooled = self.values(values.len())?;
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.driver.write(pooled.buffer(), 0, &bytes)?;
-        Ok(pooled)
+        let words: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
+        self.words(&words)
     }
 
     /// The first `count` words of a buffer.

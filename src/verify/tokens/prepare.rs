@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
-use crate::backend::{Device, cuda, vulkan};
+use crate::backend::Device;
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::experts;
 use crate::io::available_bytes;
-use crate::model::memory::{Needs, fits_gpu, gpu_positions, share};
+use crate::model::memory::{Needs, fits_device, gpu_positions, share};
 use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 
@@ -111,26 +111,19 @@ fn fits(
     let plain = plain_bytes(config);
     let memory = options.memory.or_else(available_bytes);
     let devices = devices(options);
+    let needs = |positions| -> Vec<Needs> {
+        let directories = std::iter::once(directory).chain(source);
+        directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect()
+    };
     if devices.contains(&Device::Reference) {
         check_memory(directory, plain.saturating_mul(1 + u64::from(source.is_some())), memory)?;
     }
     if devices.contains(&Device::Cpu) {
-        let positions = positions_of(prepared);
-        let directories = std::iter::once(directory).chain(source);
-        let needs: Vec<Needs> =
-            directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
-        prepared.cpu = share(&needs, options.memory)?;
+        prepared.cpu = share(&needs(positions_of(prepared)), options.memory)?;
     }
     for device in devices {
-        let directories = std::iter::once(directory).chain(source);
-        let positions = gpu_positions(positions_of(prepared));
-        let needs: Vec<Needs> =
-            directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect();
-        match device {
-            Device::Reference | Device::Cpu => {}
-            Device::Cuda(number) => fits_gpu(&needs, cuda::backend(number, None)?.gpu(), options.memory)?,
-            Device::Vulkan(number) => fits_gpu(&needs, vulkan::backend(number, None)?.gpu(), options.memory)?,
-        }
+        let on_gpu = || needs(gpu_positions(positions_of(prepared)));
+        fits_device(device, &on_gpu, options.memory)?;
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
     Ok(())
