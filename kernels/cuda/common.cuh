@@ -15,7 +15,9 @@ typedef signed char i8;
 #include "emulated.h"
 #else
 // One group a multiprocessor is enough: with more in mind the compiler would rather spill registers.
-#define KERNEL(threads, name) extern "C" __global__ void __launch_bounds__(threads, 1) name
+#define KERNEL(threads, name) KERNEL_RESIDENT(threads, 1, name)
+// With registers for so many groups a multiprocessor.
+#define KERNEL_RESIDENT(threads, groups, name) extern "C" __global__ void __launch_bounds__(threads, groups) name
 
 // Σ over the 32 lanes of a warp, in every lane: pairs 16 apart, then 8, 4, 2, 1.
 __device__ __forceinline__ float warp_sum(float value) {

@@ -23,6 +23,7 @@ use self::images::Prefer;
 use self::stream::Stream;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
+use crate::backend::gpu::kernels::Kernel;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
 use crate::error::Result;
 
@@ -72,7 +73,9 @@ impl Driver for Cuda {
     }
 
     fn limits(&self) -> Limits {
-        Limits { buffer_bytes: BUFFER_BYTES, groups: self.description().groups }
+        let description = self.description();
+        let shared_bytes = description.chosen_shared_bytes();
+        Limits { buffer_bytes: BUFFER_BYTES, groups: description.groups, shared_bytes }
     }
 
     fn memory(&self) -> Result<DeviceMemory> {
@@ -94,6 +97,14 @@ impl Driver for Cuda {
 
     fn read(&self, from: &Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.0.read(from, offset, bytes)
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        self.0.has(kernel)
+    }
+
+    fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32> {
+        self.0.resident(kernel, shared_bytes)
     }
 
     fn launch(&self, launch: &Launch<'_, Buffer>) -> Result<()> {

@@ -216,7 +216,7 @@ impl Driver for Vulkan {
     }
 
     fn launch(&self, launch: &Launch<'_, Buffer>) -> Result<()> {
-        let Launch { kernel, groups, buffers, constants } = *launch;
+        let Launch { kernel, groups, buffers, constants, .. } = *launch;
         assert_eq!(buffers.len(), kernel.name.buffers(), "buffers of {}", kernel.function());
         assert!(constants.len() <= 32, "{} constants of {}", constants.len(), kernel.function());
         let most = self.limits().groups;
@@ -225,6 +225,14 @@ impl Driver for Vulkan {
         let ready = locked(&self.0.pipelines).get(kernel)?;
         let held: Vec<&Arc<Held>> = buffers.iter().map(|buffer| &buffer.held).collect();
         locked(&self.0.stream).launch(kernel, ready, groups, &held, constants)
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        !kernel.name.is_for_bricks()
+    }
+
+    fn resident(&self, kernel: Kernel, _: u32) -> Result<u32> {
+        unreachable!("{} shares its work among any number of groups: no kernel of Vulkan does", kernel.function())
     }
 
     fn wait(&self) -> Result<()> {

@@ -123,6 +123,7 @@ std::map<uintptr_t, Memory> memory;
 std::set<void*> host_memory, streams;
 std::set<Event*> events;
 std::set<Module*> modules;
+std::map<void*, unsigned> shared_bytes;  // that launches of a function may ask for
 std::set<Graph*> graphs, ready_graphs;
 void* captured;           // the stream whose launches are recorded
 Graph* capture;           // into this
@@ -258,6 +259,8 @@ API cuDeviceGetAttribute(int* value, int attribute, int device) {
     switch (attribute) {
         case 5: *value = 0x7fffffff; return Success;
         case 6: case 7: *value = 65535; return Success;
+        case 16: *value = 2; return Success;
+        case 97: *value = 232448; return Success;
         case 75: *value = capability / 10; return Success;
         case 76: *value = capability % 10; return Success;
         default: return InvalidValue;
@@ -515,20 +518,23 @@ API cuModuleGetFunction(void** function, void* module, const char* name) {
     return NotFound;
 }
 
-API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                   unsigned block_z, unsigned shared, void* stream, void** parameters, void** extra) {
-    BEGIN_IN_CONTEXT(cuLaunchKernel)
+namespace {
+
+unsigned launch(void* function, emulated::Index groups, emulated::Index threads, unsigned shared, void* stream,
+                void** parameters, void** extra) {
     if (!function || !streams.count(stream) || extra) return InvalidHandle;
     const emulated::Registered& kernel = *(const emulated::Registered*)function;
-    if (!grid_x || !grid_y || !grid_z || grid_x > 0x7fffffff || grid_y > 65535 || grid_z > 65535) return InvalidValue;
+    if (!groups.x || !groups.y || !groups.z || groups.x > 0x7fffffff || groups.y > 65535 || groups.z > 65535)
+        return InvalidValue;
     // kernels are written for one size of groups: less would leave work undone
-    if (block_x != kernel.threads || block_y != 1 || block_z != 1 || shared) return LaunchOutOfResources;
+    if (threads.x != kernel.threads || threads.y != 1 || threads.z != 1) return LaunchOutOfResources;
+    const auto most = shared_bytes.find(function);
+    if (shared > (most == shared_bytes.end() ? 48u << 10 : most->second)) return InvalidValue;
     // the parameters are copied now, as the driver does
     const std::shared_ptr<emulated::Call> call(kernel.call(parameters));
-    const emulated::Index groups = {grid_x, grid_y, grid_z};
-    ask([&kernel, groups, call] {
+    ask([&kernel, groups, shared, call] {
         const char* why = nullptr;
-        broken = emulated::run(kernel, groups, *call, &why);
+        broken = emulated::run(kernel, groups, shared, *call, &why);
         if (why) fprintf(stderr, "emulated GPU: kernel %s: %s\n", kernel.name, why);
         if (const char* path = getenv("EMULATED_CUDA_LOG"))
             if (FILE* log = fopen(path, "a")) {
@@ -537,4 +543,47 @@ API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
             }
     });
     return Success;
+}
+
+}  // namespace
+
+API cuFuncSetAttribute(void* function, int attribute, int value) {
+    BEGIN_IN_CONTEXT(cuFuncSetAttribute)
+    if (!function) return InvalidHandle;
+    if (attribute != 8 || value < 0 || value > 232448) return InvalidValue;
+    shared_bytes[function] = (unsigned)value;
+    return Success;
+}
+
+API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* groups, void* function, int threads, size_t shared) {
+    BEGIN_IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+    if (!function || threads <= 0) return InvalidValue;
+    *groups = shared > 232448 / 2 ? 1 : 2;
+    return Success;
+}
+
+API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                   unsigned block_z, unsigned shared, void* stream, void** parameters, void** extra) {
+    BEGIN_IN_CONTEXT(cuLaunchKernel)
+    return launch(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, parameters, extra);
+}
+
+// CUlaunchConfig with the one attribute that is known: the kernel may begin early, which it does not here.
+struct LaunchConfig {
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
+    void* stream;
+    const struct {
+        unsigned id;
+        char padding[4];
+        unsigned long long value[8];
+    }* attributes;
+    unsigned attribute_count;
+};
+
+API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
+    BEGIN_IN_CONTEXT(cuLaunchKernelEx)
+    for (unsigned i = 0; i < config->attribute_count; i++)
+        if (config->attributes[i].id != 6 || config->attributes[i].value[0] != 1) return InvalidValue;
+    return launch(function, {config->grid_x, config->grid_y, config->grid_z},
+                  {config->block_x, config->block_y, config->block_z}, config->shared, config->stream, parameters, extra);
 }

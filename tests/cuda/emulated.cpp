@@ -18,6 +18,7 @@ extern "C" char __stop_emulated_shared[] __attribute__((weak, visibility("hidden
 namespace emulated {
 
 Index thread_index, block_index, block_size, grid_size;
+void* launch_shared;
 
 namespace {
 
@@ -36,6 +37,9 @@ struct Warp {
     Together what;
     uint32_t in[32], out[32];
     float result;
+    // What the lanes bring for a product of matrices: of two, since one may begin while others still read of the one before.
+    uint32_t a[2][32][4], b[2][32][2];
+    unsigned turn[32];
 };
 
 Fiber fibers[MOST];
@@ -201,12 +205,33 @@ void barrier() {
 float reduced(Together what, float value) { return together(what, as_word(value)).result; }
 const uint32_t* words(uint32_t word) { return together(Together::Words, word).out; }
 
+void matrices(float* c, const uint32_t* a, const uint32_t* b) {
+    const unsigned lane = current % 32;
+    Warp& warp = warps[current / 32];
+    const unsigned turn = warp.turn[lane]++ % 2;
+    memcpy(warp.a[turn][lane], a, sizeof warp.a[turn][lane]);
+    memcpy(warp.b[turn][lane], b, sizeof warp.b[turn][lane]);
+    words(0);
+    const auto half = [](uint32_t word, unsigned high) { return (double)as_float(word >> 16 * high << 16); };
+    for (unsigned q = 0; q < 4; q++) {
+        const unsigned row = lane / 4 + 8 * (q / 2), column = 2 * (lane % 4) + q % 2;
+        double sum = c[q];
+        for (unsigned k = 0; k < 16; k++) {
+            const unsigned of_four = k % 8 / 2;
+            const uint32_t from_a = warp.a[turn][4 * (row % 8) + of_four][row / 8 + 2 * (k / 8)];
+            const uint32_t from_b = warp.b[turn][4 * column + of_four][k / 8];
+            sum += half(from_a, k % 2) * half(from_b, k % 2);
+        }
+        c[q] = (float)sum;
+    }
+}
+
 void trap(const char* why) {
     snprintf(message, sizeof message, "%s", why);
     _longjmp(back, Trapped);
 }
 
-int run(const Registered& kernel, const Index& groups, const Call& of_kernel, const char** why) {
+int run(const Registered& kernel, const Index& groups, unsigned shared, const Call& of_kernel, const char** why) {
     struct sigaction action = {}, old[3];
     const int signals[3] = {SIGSEGV, SIGBUS, SIGILL};
     action.sa_sigaction = on_signal;
@@ -220,6 +245,10 @@ int run(const Registered& kernel, const Index& groups, const Call& of_kernel, co
     const char* order = getenv("EMULATED_CUDA_ORDER");
     backwards = order && !strcmp(order, "backwards");
     call = &of_kernel;
+    const size_t page = 4096, kept = (shared + page - 1) / page * page;
+    char* mapped = (char*)mmap(nullptr, kept + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED || mprotect(mapped + kept, page, PROT_NONE)) abort();
+    launch_shared = mapped + kept - (shared + 15) / 16 * 16;
     active = kernel.threads;
     block_size = {active, 1, 1};
     grid_size = groups;
@@ -230,8 +259,10 @@ int run(const Registered& kernel, const Index& groups, const Call& of_kernel, co
             for (unsigned x = 0; x < groups.x && !*why; x++) {
                 for (; started < active; started++) start(started);
                 block_index = {x, y, z};
+                memset(mapped, 0xff, kept);
                 *why = run_block(&code);
             }
+    munmap(mapped, kept + page);
     for (int i = 0; i < 3; i++) sigaction(signals[i], &old[i], nullptr);
     return code;
 }

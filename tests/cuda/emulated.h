@@ -23,6 +23,7 @@
 #else
 #define KERNEL(threads, name) static void name
 #endif
+#define KERNEL_RESIDENT(threads, groups, name) KERNEL(threads, name)
 
 namespace emulated {
 
@@ -42,6 +43,10 @@ void barrier();
 float reduced(Together what, float value);
 // Waits for all lanes of the warp; gives the words of all of them.
 const uint32_t* words(uint32_t word);
+// Waits for all lanes of the warp; c [16, 8] += a [16, 16] · b [16, 8] of bf16, as tensor cores lay them out.
+void matrices(float* c, const uint32_t* a, const uint32_t* b);
+// Shared memory of the size that the launch asked for; it ends at a page that nobody may touch.
+extern void* launch_shared;
 // Ends the launch with an error.
 [[noreturn]] void trap(const char* message);
 
@@ -79,6 +84,38 @@ inline float __int_as_float(int value) { return emulated::bits<float>(value); }
 inline float __uint_as_float(unsigned value) { return emulated::bits<float>(value); }
 inline int __float_as_int(float value) { return emulated::bits<int>(value); }
 inline unsigned __float_as_uint(float value) { return emulated::bits<unsigned>(value); }
+
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+// Bytes of the eight of a and b, chosen by the lower three bits of four.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned choice) {
+    const uint64_t both = (uint64_t)b << 32 | a;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 4; i++) result |= (unsigned)(both >> 8 * (choice >> 4 * i & 7) & 255) << 8 * i;
+    return result;
+}
+
+inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const unsigned b[2] = {b0, b1};
+    emulated::matrices(c, a, b);
+}
+inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c) {
+    unsigned result = 0;
+    for (unsigned half = 0; half < 32; half += 16) {
+        const auto of = [half](unsigned word) { return __uint_as_float(word >> half << 16); };
+        const unsigned sum = __float_as_uint(fmaf(of(a), of(b), of(c)));
+        // to the nearest, ties to even
+        result |= (sum + 0x7fffu + (sum >> 16 & 1)) >> 16 << half;
+    }
+    return result;
+}
+inline unsigned masked(unsigned a, unsigned mask, unsigned set) { return (a & mask) | set; }
+inline unsigned in_register(unsigned value) { return value; }
+inline uint4 read_once(const unsigned* from) { return *(const uint4*)from; }
+// One kernel runs after the other.
+inline void wait_for_kernels_before() {}
+inline void let_next_kernel_begin() {}
+#define shared_memory ((uint4*)emulated::launch_shared)
 
 inline void __syncthreads() { emulated::barrier(); }
 

@@ -4,7 +4,7 @@
 
 namespace emulated {
 
-// Runs a kernel to its end; 0, or an error of the driver's with why it came to that.
-int run(const Registered& kernel, const Index& groups, const Call& call, const char** why);
+// Runs a kernel, with so many bytes of shared memory of the launch's choice, to its end; 0, or an error of the driver's with why it came to that.
+int run(const Registered& kernel, const Index& groups, unsigned shared, const Call& call, const char** why);
 
 }  // namespace emulated

@@ -46,8 +46,10 @@ pub(super) enum Attribute {
     MaxGridDimX = 5,
     MaxGridDimY = 6,
     MaxGridDimZ = 7,
+    Multiprocessors = 16,
     ComputeCapabilityMajor = 75,
     ComputeCapabilityMinor = 76,
+    SharedBytes = 97,
 }
 
 /// `CU_STREAM_NON_BLOCKING`
@@ -58,6 +60,31 @@ pub(super) const EVENT_DEFAULT: c_uint = 0;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be taken, and modules loaded, while launches are recorded.
 pub(super) const STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+pub(super) const FUNCTION_SHARED_BYTES: c_int = 8;
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin before the one before it has ended.
+pub(super) const LAUNCH_EARLY: c_uint = 6;
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+pub(super) struct LaunchAttribute {
+    pub id: c_uint,
+    pub padding: [u8; 4],
+    /// A union of 64 bytes.
+    pub value: [u64; 8],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub groups: [c_uint; 3],
+    pub threads: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: Handle,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: c_uint,
+}
 
 macro_rules! api {
     ($($name:ident ( $($argument:ty),* );)*) => {
@@ -123,6 +150,9 @@ api! {
     cuModuleLoadData(*mut Handle, *const c_void);
     cuModuleUnload(Handle);
     cuModuleGetFunction(*mut Handle, Handle, *const c_char);
+    cuFuncSetAttribute(Handle, c_int, c_int);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Handle, c_int, usize);
+    cuLaunchKernelEx(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     cuLaunchKernel(
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );

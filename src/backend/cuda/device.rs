@@ -7,6 +7,9 @@ use super::images::OLDEST;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::error::{FaultKind, Result};
 
+/// Bytes of shared memory that kernels which choose some have beside them, at most.
+const OWN_SHARED_BYTES: u32 = 24 << 10;
+
 /// A GPU as the driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
@@ -22,12 +25,21 @@ pub struct Description {
     pub driver: u32,
     /// Groups of a launch in each dimension, at most.
     pub groups: [u32; 3],
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of shared memory of a group, at most.
+    pub shared_bytes: u32,
 }
 
 impl Description {
     /// `8.6`
     pub fn capability(&self) -> String {
         format!("{}.{}", self.architecture / 10, self.architecture % 10)
+    }
+
+    /// Bytes of shared memory whose number a launch can choose: what is left beside those that kernels always have.
+    pub fn chosen_shared_bytes(&self) -> u32 {
+        self.shared_bytes.saturating_sub(OWN_SHARED_BYTES)
     }
 
     /// `12.2`
@@ -100,9 +112,13 @@ pub(super) fn describe(api: &Api, ordinal: usize) -> Result<(Description, c_int)
     let (major, minor) = (attribute(Attribute::ComputeCapabilityMajor)?, attribute(Attribute::ComputeCapabilityMinor)?);
     let groups = [Attribute::MaxGridDimX, Attribute::MaxGridDimY, Attribute::MaxGridDimZ];
     let groups = [attribute(groups[0])?, attribute(groups[1])?, attribute(groups[2])?];
+    let multiprocessors = attribute(Attribute::Multiprocessors)?;
+    let shared_bytes = attribute(Attribute::SharedBytes)?;
     let driver = u32::try_from(driver).unwrap_or(0);
     let architecture = major * 10 + minor;
-    Ok((Description { ordinal, name, architecture, total: total as u64, driver, groups }, device))
+    let total = total as u64;
+    let found = Description { ordinal, name, architecture, total, driver, groups, multiprocessors, shared_bytes };
+    Ok((found, device))
 }
 
 /// A context of a device that is kept: the primary one, which all of the process share.

@@ -1,7 +1,7 @@
 //! One stream of a device: everything that is asked for goes through it, in order.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::api::{self, Address, Api, Call, Handle, OUT_OF_MEMORY, fault};
@@ -16,6 +16,8 @@ use crate::error::{FaultKind, Result};
 const STAGING_BYTES: usize = 8 << 20;
 /// Words of constants that a kernel is given; it reads as many as its struct has.
 const CONSTANTS: usize = 32;
+/// The architecture from which on a kernel may begin before the one before has ended.
+const EARLY: u32 = 90;
 /// Most buffers of a kernel.
 const BUFFERS: usize = 8;
 
@@ -37,6 +39,8 @@ pub(super) struct State {
     staging: Vec<Staging>,
     modules: HashMap<&'static str, Handle>,
     functions: HashMap<Kernel, Handle>,
+    /// Groups that run at the same time, with so many bytes of shared memory.
+    resident: HashMap<(Kernel, u32), u32>,
     /// Kernels started since the last wait, and the last of them.
     pub(super) launched: Option<(u64, Kernel)>,
     /// Launches that are recorded, while they are.
@@ -283,13 +287,31 @@ impl Stream {
         }
         parameters[launch.buffers.len()] = (&raw mut constants).cast();
         let ([x, y, z], threads) = (launch.groups, kernel.name.threads());
+        let (stream, extra, shared) = (state.stream(), std::ptr::null_mut(), launch.shared_bytes);
         // SAFETY: the driver copies the parameters before it returns: an address for each pointer of the kernel, and for its
         // struct as many words as it has, which are at most those of `constants`.
-        let code = unsafe {
-            let (stream, extra) = (state.stream(), std::ptr::null_mut());
-            (self.api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, 0, stream, parameters.as_mut_ptr(), extra)
+        let (code, call) = if launch.early && self.description.architecture >= EARLY {
+            let early = api::LaunchAttribute { id: api::LAUNCH_EARLY, padding: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] };
+            let config = api::LaunchConfig {
+                groups: [x, y, z],
+                threads: [threads, 1, 1],
+                shared_bytes: shared,
+                stream,
+                attributes: &early,
+                attribute_count: 1,
+            };
+            // SAFETY: as above; what the config points to is there until the call returns.
+            let code = unsafe { (self.api.cuLaunchKernelEx)(&config, function, parameters.as_mut_ptr(), extra) };
+            (code, "cuLaunchKernelEx")
+        } else {
+            let parameters = parameters.as_mut_ptr();
+            // SAFETY: as above.
+            let code = unsafe {
+                (self.api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, parameters, extra)
+            };
+            (code, "cuLaunchKernel")
         };
-        self.check_after(&mut state, code, format!("start the kernel {}", kernel.function()), "cuLaunchKernel")?;
+        self.check_after(&mut state, code, format!("start the kernel {}", kernel.function()), call)?;
         match &mut state.recorded {
             Some(recorded) => recorded.add(kernel, launch.buffers.iter().map(|buffer| Arc::clone(&buffer.0))),
             None => state.was_launched(1, kernel),
@@ -319,8 +341,39 @@ impl Stream {
         // SAFETY: the pointers are to local variables, the module is loaded.
         let code = unsafe { (self.api.cuModuleGetFunction)(&mut function, module, symbol.as_ptr()) };
         self.check_after(state, code, format!("find the kernel {name}"), "cuModuleGetFunction")?;
+        if kernel.name.is_for_bricks() {
+            let most = self.description.chosen_shared_bytes() as c_int;
+            // SAFETY: the function was just found.
+            let code = unsafe { (self.api.cuFuncSetAttribute)(function, api::FUNCTION_SHARED_BYTES, most) };
+            self.check_after(state, code, format!("give shared memory to the kernel {name}"), "cuFuncSetAttribute")?;
+        }
         state.functions.insert(kernel, function);
         Ok(function)
+    }
+
+    /// Whether there is code of a kernel for the device.
+    pub fn has(&self, kernel: Kernel) -> bool {
+        images::holding(kernel).is_some_and(|image| image.code(self.description.architecture, self.prefer).is_some())
+    }
+
+    /// Groups of a kernel that run at the same time, each with so many bytes of shared memory; at least one.
+    pub fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32> {
+        let mut state = self.begin()?;
+        if let Some(&groups) = state.resident.get(&(kernel, shared_bytes)) {
+            return Ok(groups);
+        }
+        let function = self.function(&mut state, kernel)?;
+        let (mut groups, threads) = (0, kernel.name.threads() as c_int);
+        // SAFETY: the pointer is to a local variable, the function is loaded.
+        let code = unsafe {
+            let call = self.api.cuOccupancyMaxActiveBlocksPerMultiprocessor;
+            call(&mut groups, function, threads, shared_bytes as usize)
+        };
+        let doing = || format!("ask how many groups of the kernel {} run together", kernel.function());
+        self.check_after(&mut state, code, doing(), "cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
+        let groups = u32::try_from(groups).unwrap_or(0).max(1) * self.description.multiprocessors;
+        state.resident.insert((kernel, shared_bytes), groups);
+        Ok(groups)
     }
 
     fn load(&self, state: &mut State, file: &str, code: Code) -> Result<Handle> {

@@ -33,6 +33,10 @@ pub trait Driver: Debug + Send + Sync {
     fn write(&self, to: &Self::Buffer, offset: u64, bytes: &[u8]) -> Result<()>;
     /// Copies bytes back, when everything before has been done; `offset` and their number are multiples of 4.
     fn read(&self, from: &Self::Buffer, offset: u64, bytes: &mut [u8]) -> Result<()>;
+    /// Whether the device can run a kernel: some want what not every device has.
+    fn has(&self, kernel: Kernel) -> bool;
+    /// Groups of a kernel that the device runs at the same time, each with so many bytes of shared memory of its own choice.
+    fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32>;
     /// Starts a kernel.
     fn launch(&self, launch: &Launch<'_, Self::Buffer>) -> Result<()>;
     /// Waits until everything has been done.
@@ -73,6 +77,8 @@ pub struct Limits {
     pub buffer_bytes: u64,
     /// Groups of a launch in each dimension.
     pub groups: [u32; 3],
+    /// Bytes of shared memory of a group whose size is chosen by the launch; 0 where the API has none.
+    pub shared_bytes: u32,
 }
 
 /// Memory of a device in bytes.
@@ -95,4 +101,8 @@ pub struct Launch<'a, B> {
     pub buffers: &'a [&'a B],
     /// The kernel's constants, in its order: u32 values, and f32 values by their bits. At most 32.
     pub constants: &'a [u32],
+    /// Bytes of shared memory that the kernel asks for, beside what it always has.
+    pub shared_bytes: u32,
+    /// Whether it may begin before the launch before it has ended: the kernel itself waits before it uses what that wrote.
+    pub early: bool,
 }

@@ -42,6 +42,13 @@ pub enum Name {
     Predict,
     Read,
     FmaPeak,
+    Stream,
+    StreamRanges,
+    StreamExperts,
+    StreamExpertsRanges,
+    SumRanges,
+    Arrange,
+    ArrangeScales,
 }
 
 /// How weights are stored, as far as kernels differ: groups of any size are one coding.
@@ -74,21 +81,55 @@ impl Coding {
     }
 }
 
+impl Coding {
+    /// Planes of a brick of 16 rows by 256 columns, 512 bytes each: kernels/cuda/bricks.cuh. `None` for what is not laid in bricks.
+    pub fn planes(self) -> Option<usize> {
+        match self {
+            Coding::F32 => None,
+            Coding::Int8Row | Coding::Fp8E4m3B128 => Some(8),
+            Coding::Int4Row | Coding::Int4Grouped => Some(4),
+            Coding::Int3G64 => Some(3),
+            Coding::Int2Row => Some(2),
+        }
+    }
+}
+
 /// Threads of a group, of every kernel.
 pub const THREADS: u32 = 256;
 
 /// Numbers of rows of x that a group of threads takes in the kernels that come in several.
 pub const TILE_ROWS: [u32; 4] = [1, 2, 4, 8];
+/// The same of those on tensor cores that leave sums of ranges of columns.
+pub const RANGES_ROWS: [u32; 2] = [2, 8];
+/// Rows of x that those take that leave none.
+pub const STREAM_ROWS: u32 = 2;
 
 impl Name {
     /// Whether it reads weights, and so comes once for each [`Coding`].
     pub fn reads_weights(self) -> bool {
-        matches!(self, Name::Matmul | Name::Experts | Name::Embed | Name::Absorb)
+        matches!(self, Name::Matmul | Name::Experts | Name::Embed | Name::Absorb) || self.reads_bricks()
     }
 
-    /// Whether it comes once for each of [`TILE_ROWS`].
-    pub fn is_tiled(self) -> bool {
-        matches!(self, Name::Matmul | Name::Experts)
+    /// Whether it reads weights in bricks, or lays them so: such a kernel wants tensor cores, and only CUDA has it.
+    pub fn reads_bricks(self) -> bool {
+        matches!(
+            self,
+            Name::Stream | Name::StreamRanges | Name::StreamExperts | Name::StreamExpertsRanges | Name::Arrange
+        )
+    }
+
+    /// Whether a device without tensor cores has no use for it.
+    pub fn is_for_bricks(self) -> bool {
+        self.reads_bricks() || matches!(self, Name::SumRanges | Name::ArrangeScales)
+    }
+
+    /// Numbers of rows of x that it comes for; none where it is one kernel.
+    pub fn tiles(self) -> &'static [u32] {
+        match self {
+            Name::Matmul | Name::Experts => &TILE_ROWS,
+            Name::StreamRanges | Name::StreamExpertsRanges => &RANGES_ROWS,
+            _ => &[],
+        }
     }
 
     /// The file of its source, without an ending.
@@ -101,18 +142,23 @@ impl Name {
             Name::Choose | Name::GroupRows | Name::Combine => "router",
             Name::RmsNorm | Name::LayerNorm | Name::Rope | Name::CopyRows | Name::TakeRows | Name::Add => "pointwise",
             Name::Swiglu => "pointwise",
+            Name::Stream | Name::StreamRanges => "stream",
+            Name::StreamExperts | Name::StreamExpertsRanges => "stream_experts",
+            Name::Arrange | Name::ArrangeScales | Name::SumRanges => "arrange",
         }
     }
 
     /// Buffers that it has.
     pub fn buffers(self) -> usize {
         match self {
-            Name::Experts => 6,
+            Name::Experts | Name::StreamExperts | Name::StreamExpertsRanges => 6,
             Name::IndexScores => 5,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
+            Name::Stream | Name::StreamRanges => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
             Name::Swiglu | Name::Predict => 3,
             Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read => 2,
+            Name::SumRanges | Name::Arrange | Name::ArrangeScales => 2,
             Name::FmaPeak => 1,
         }
     }
@@ -123,9 +169,10 @@ impl Name {
     pub fn output(self) -> Option<usize> {
         match self {
             Name::TopPositions | Name::Choose | Name::GroupRows | Name::Predict | Name::Read => None,
+            Name::Arrange | Name::ArrangeScales => None,
             Name::Rope | Name::Add => Some(0),
             Name::CopyRows => Some(1),
-            Name::Experts => Some(3),
+            Name::Experts | Name::StreamExperts | Name::StreamExpertsRanges => Some(3),
             _ => Some(self.buffers() - 1),
         }
     }
@@ -139,7 +186,7 @@ impl Name {
 impl Kernel {
     /// A kernel that reads no weights.
     pub fn plain(name: Name) -> Kernel {
-        debug_assert!(!name.reads_weights() && !name.is_tiled(), "{name:?} is a kernel of its own");
+        debug_assert!(!name.reads_weights() && name.tiles().is_empty(), "{name:?} is a kernel of its own");
         Kernel { name, coding: None, rows: None }
     }
 
@@ -161,9 +208,13 @@ impl Kernel {
         use strum::IntoEnumIterator;
         let mut all = Vec::new();
         for name in Name::iter() {
+            let codings = Coding::iter().filter(|coding| !name.reads_bricks() || coding.planes().is_some());
             let codings: Vec<Option<Coding>> =
-                if name.reads_weights() { Coding::iter().map(Some).collect() } else { vec![None] };
-            let rows: Vec<Option<u32>> = if name.is_tiled() { TILE_ROWS.map(Some).to_vec() } else { vec![None] };
+                if name.reads_weights() { codings.map(Some).collect() } else { vec![None] };
+            let mut rows: Vec<Option<u32>> = name.tiles().iter().copied().map(Some).collect();
+            if rows.is_empty() {
+                rows.push(None);
+            }
             for &coding in &codings {
                 all.extend(rows.iter().map(|&rows| Kernel { name, coding, rows }));
             }

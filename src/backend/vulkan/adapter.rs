@@ -152,6 +152,7 @@ fn describe(api: &Api, physical: vk::PhysicalDevice) -> Adapter {
         kind: kind(properties.device_type),
         version: version_text(properties.api_version),
         limits: Limits {
+            shared_bytes: 0,
             buffer_bytes: largest.min(u64::from(limits.max_storage_buffer_range)) / 256 * 256,
             groups: limits.max_compute_work_group_count,
         },

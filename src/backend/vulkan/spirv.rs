@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn every_kernel_has_code_and_none_is_left_over() {
         let mut used: Vec<String> = Vec::new();
-        for kernel in Kernel::all() {
+        for kernel in Kernel::all().into_iter().filter(|kernel| !kernel.name.is_for_bricks()) {
             let code = of(kernel, false).unwrap_or_else(|| panic!("no code of {}", kernel.function()));
             assert_eq!(code[..4], [0x03, 0x02, 0x23, 0x07], "{} is no SPIR-V", kernel.function());
             assert_eq!(code.len() % 4, 0, "{}", kernel.function());
