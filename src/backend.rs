@@ -246,6 +246,10 @@ pub trait Backend: Sync {
 
     /// Uploads a weight in its stored format; `name` is for messages. A vector of n elements has n rows of one column.
     fn upload(&self, name: &str, matrix: Matrix) -> Result<Self::Weight>;
+    /// The same of a weight that is used in products with rows and in no other way.
+    fn upload_linear(&self, name: &str, matrix: Matrix) -> Result<Self::Weight> {
+        self.upload(name, matrix)
+    }
     /// Prepares the routed experts of a layer.
     fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Self::Experts, Faults>;
 

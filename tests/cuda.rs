@@ -176,7 +176,7 @@ fn wrong_kernels_are_noticed() {
         let [x, y] = [0, 1].map(|_| cuda.allocate(1024, "a test").unwrap());
         cuda.write(&y, 0, &floats).unwrap();
         let launch =
-            Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[what] };
+            Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[what], shared_bytes: 0, early: false };
         cuda.launch(&launch).unwrap();
         let mut back = vec![0; 1024];
         let said = cuda.read(&x, 0, &mut back);
@@ -198,7 +198,7 @@ fn wrong_kernels_are_noticed() {
     let mut back = vec![0; 1024];
     cuda.read(&y, 0, &mut back).unwrap();
     assert!(back.iter().all(|&byte| byte == 0xff));
-    cuda.launch(&Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[9] })
+    cuda.launch(&Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[9], shared_bytes: 0, early: false })
         .unwrap();
     back.fill(0);
     cuda.read(&x, 0, &mut back).unwrap();

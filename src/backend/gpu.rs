@@ -5,6 +5,7 @@
 //! not depend on how rows are batched. Nothing is ever computed elsewhere: what the device cannot do is a fault.
 
 mod attention;
+mod bricks;
 pub mod device;
 pub mod driver;
 pub mod kernels;
@@ -12,6 +13,7 @@ mod lists;
 mod moe;
 pub mod peaks;
 mod rows;
+mod stream;
 #[cfg(test)]
 pub(in crate::backend) mod tests;
 mod weight;
@@ -83,6 +85,9 @@ impl<D: Driver> Gpu<D> {
 
     /// x [n, I] · weightᵀ → [n, O].
     fn matmul_rows(&self, weight: &Weight<D>, x: &Rows<D>) -> Result<Rows<D>> {
+        if weight.layout.bricks.is_some() {
+            return self.stream(weight, x);
+        }
         let (outputs, columns) = (weight.layout.rows, weight.layout.columns);
         self.product(weight, x, &Terms { columns, heads: 1, head_rows: 0, head_first: 0, outputs })
     }
@@ -90,6 +95,7 @@ impl<D: Driver> Gpu<D> {
     /// x [n, heads · I] with the weight's rows of each head → [n, heads · outputs].
     fn product(&self, weight: &Weight<D>, x: &Rows<D>, terms: &Terms) -> Result<Rows<D>> {
         assert_eq!(x.width, terms.heads * weight.layout.columns, "width of a product");
+        assert!(weight.layout.bricks.is_none(), "nothing is looked up in bricks");
         let out = self.rows(x.rows, terms.heads * terms.outputs)?;
         let rows = tile(x.rows);
         let kernel = Kernel { name: Name::Matmul, coding: Some(weight.layout.coding), rows: Some(rows) };
@@ -200,6 +206,10 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn upload(&self, name: &str, matrix: Matrix) -> Result<Weight<D>> {
         Weight::upload(&self.device, name, &matrix)
+    }
+
+    fn upload_linear(&self, name: &str, matrix: Matrix) -> Result<Weight<D>> {
+        Weight::upload_linear(&self.device, name, &matrix)
     }
 
     fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Experts<D>, Faults> {

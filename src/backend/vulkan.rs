@@ -25,6 +25,7 @@ use std::time::Duration;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
+use crate::backend::gpu::kernels::Kernel;
 use crate::error::{Fault, Result};
 pub use adapter::{Adapter, Kind, Missing};
 use api::Api;

@@ -35,16 +35,17 @@ pub struct AttentionMla<B: Backend> {
 
 impl<B: Backend> AttentionMla<B> {
     pub(super) fn load(loader: &Loader<'_, B>, layer: u64, indexer: bool) -> Result<AttentionMla<B>> {
-        let weight = |part: &str| loader.weight(&format!("model.layers.{layer}.self_attn.{part}.weight"));
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}.weight");
+        let (weight, linear) = (|part: &str| loader.weight(&name(part)), |part: &str| loader.linear(&name(part)));
         let rope = rope(loader.config());
         Ok(AttentionMla {
-            q_a_proj: weight("q_a_proj")?,
+            q_a_proj: linear("q_a_proj")?,
             q_a_layernorm: weight("q_a_layernorm")?,
-            q_b_proj: weight("q_b_proj")?,
-            kv_a_proj_with_mqa: weight("kv_a_proj_with_mqa")?,
+            q_b_proj: linear("q_b_proj")?,
+            kv_a_proj_with_mqa: linear("kv_a_proj_with_mqa")?,
             kv_a_layernorm: weight("kv_a_layernorm")?,
             kv_b_proj: weight("kv_b_proj")?,
-            o_proj: weight("o_proj")?,
+            o_proj: linear("o_proj")?,
             indexer: indexer.then(|| DsaIndexer::load(loader, layer, rope.clone())).transpose()?,
             mla: mla(loader.config()),
             rope,

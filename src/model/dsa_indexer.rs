@@ -24,12 +24,13 @@ pub struct DsaIndexer<B: Backend> {
 
 impl<B: Backend> DsaIndexer<B> {
     pub(super) fn load(loader: &Loader<'_, B>, layer: u64, rope: Rope) -> Result<DsaIndexer<B>> {
-        let weight = |part: &str| loader.weight(&format!("model.layers.{layer}.self_attn.indexer.{part}"));
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.indexer.{part}");
+        let (weight, linear) = (|part: &str| loader.weight(&name(part)), |part: &str| loader.linear(&name(part)));
         Ok(DsaIndexer {
-            wq_b: weight("wq_b.weight")?,
-            wk: weight("wk.weight")?,
+            wq_b: linear("wq_b.weight")?,
+            wk: linear("wk.weight")?,
             k_norm: (weight("k_norm.weight")?, weight("k_norm.bias")?),
-            weights_proj: weight("weights_proj.weight")?,
+            weights_proj: linear("weights_proj.weight")?,
             heads: loader.config().index_n_heads as usize,
             width: loader.config().index_head_dim as usize,
             rope,

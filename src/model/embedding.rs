@@ -38,7 +38,7 @@ pub struct OutputHead<B: Backend> {
 impl<B: Backend> OutputHead<B> {
     pub(super) fn load(loader: &Loader<'_, B>) -> Result<OutputHead<B>> {
         let config = loader.config();
-        let lm_head = if config.tie_word_embeddings { None } else { Some(loader.weight("lm_head.weight")?) };
+        let lm_head = if config.tie_word_embeddings { None } else { Some(loader.linear("lm_head.weight")?) };
         Ok(OutputHead { norm: loader.weight("model.norm.weight")?, lm_head, rms_norm_eps: config.rms_norm_eps })
     }
 

@@ -77,6 +77,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.upload(name, self.matrix(name)?)
     }
 
+    /// Loads and uploads a weight that is used in products with rows and in no other way.
+    pub fn linear(&self, name: &str) -> Result<B::Weight> {
+        self.backend.upload_linear(name, self.matrix(name)?)
+    }
+
     /// Loads and uploads a weight, if there is one of that name.
     pub fn optional(&self, name: &str) -> Result<Option<B::Weight>> {
         self.has(name).then(|| self.weight(name)).transpose()

@@ -55,8 +55,8 @@ pub struct GatedMlp<B: Backend> {
 
 impl<B: Backend> GatedMlp<B> {
     fn load(loader: &Loader<'_, B>, prefix: &str) -> Result<GatedMlp<B>> {
-        let weight = |part: &str| loader.weight(&format!("{prefix}.{part}.weight"));
-        Ok(GatedMlp { gate_proj: weight("gate_proj")?, up_proj: weight("up_proj")?, down_proj: weight("down_proj")? })
+        let linear = |part: &str| loader.linear(&format!("{prefix}.{part}.weight"));
+        Ok(GatedMlp { gate_proj: linear("gate_proj")?, up_proj: linear("up_proj")?, down_proj: linear("down_proj")? })
     }
 
     /// x [n, d] → [n, d].

@@ -37,7 +37,7 @@ impl<B: Backend> Mtp<B> {
             embed_tokens: loader.optional(&name("embed_tokens"))?,
             enorm: loader.weight(&name("enorm"))?,
             hnorm: loader.weight(&name("hnorm"))?,
-            eh_proj: loader.weight(&name("eh_proj"))?,
+            eh_proj: loader.linear(&name("eh_proj"))?,
             layer: DecoderLayer::load_mtp(loader, layer)?,
             norm: loader.weight(&name("shared_head.norm"))?,
             head: loader.optional(&name("shared_head.head"))?,

@@ -47,8 +47,7 @@ pub enum Name {
     StreamExperts,
     StreamExpertsRanges,
     SumRanges,
-    Arrange,
-    ArrangeScales,
+    SumExpertsRanges,
 }
 
 /// How weights are stored, as far as kernels differ: groups of any size are one coding.
@@ -110,17 +109,14 @@ impl Name {
         matches!(self, Name::Matmul | Name::Experts | Name::Embed | Name::Absorb) || self.reads_bricks()
     }
 
-    /// Whether it reads weights in bricks, or lays them so: such a kernel wants tensor cores, and only CUDA has it.
+    /// Whether it reads weights in bricks: such a kernel wants tensor cores, and only CUDA has it.
     pub fn reads_bricks(self) -> bool {
-        matches!(
-            self,
-            Name::Stream | Name::StreamRanges | Name::StreamExperts | Name::StreamExpertsRanges | Name::Arrange
-        )
+        matches!(self, Name::Stream | Name::StreamRanges | Name::StreamExperts | Name::StreamExpertsRanges)
     }
 
     /// Whether a device without tensor cores has no use for it.
     pub fn is_for_bricks(self) -> bool {
-        self.reads_bricks() || matches!(self, Name::SumRanges | Name::ArrangeScales)
+        self.reads_bricks() || matches!(self, Name::SumRanges | Name::SumExpertsRanges)
     }
 
     /// Numbers of rows of x that it comes for; none where it is one kernel.
@@ -144,7 +140,7 @@ impl Name {
             Name::Swiglu => "pointwise",
             Name::Stream | Name::StreamRanges => "stream",
             Name::StreamExperts | Name::StreamExpertsRanges => "stream_experts",
-            Name::Arrange | Name::ArrangeScales | Name::SumRanges => "arrange",
+            Name::SumRanges | Name::SumExpertsRanges => "ranges",
         }
     }
 
@@ -154,11 +150,11 @@ impl Name {
             Name::Experts | Name::StreamExperts | Name::StreamExpertsRanges => 6,
             Name::IndexScores => 5,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
-            Name::Stream | Name::StreamRanges => 4,
+            Name::Stream | Name::StreamRanges | Name::SumExpertsRanges => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
             Name::Swiglu | Name::Predict => 3,
             Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read => 2,
-            Name::SumRanges | Name::Arrange | Name::ArrangeScales => 2,
+            Name::SumRanges => 2,
             Name::FmaPeak => 1,
         }
     }
@@ -169,9 +165,9 @@ impl Name {
     pub fn output(self) -> Option<usize> {
         match self {
             Name::TopPositions | Name::Choose | Name::GroupRows | Name::Predict | Name::Read => None,
-            Name::Arrange | Name::ArrangeScales => None,
             Name::Rope | Name::Add => Some(0),
             Name::CopyRows => Some(1),
+            Name::SumExpertsRanges => Some(1),
             Name::Experts | Name::StreamExperts | Name::StreamExpertsRanges => Some(3),
             _ => Some(self.buffers() - 1),
         }

@@ -38,12 +38,12 @@ impl<D: Driver> Experts<D> {
 }
 
 /// Slots grouped by expert, for one launch after the other.
-struct Groups<D: Driver> {
-    words: Pooled<D>,
+pub(super) struct Groups<D: Driver> {
+    pub words: Pooled<D>,
     /// Experts that it has room for.
-    most: usize,
-    rows: usize,
-    slots: usize,
+    pub most: usize,
+    pub rows: usize,
+    pub slots: usize,
 }
 
 impl<D: Driver> Gpu<D> {
@@ -162,6 +162,10 @@ impl<D: Driver> Gpu<D> {
         let out = self.rows(groups.slots, matrices.rows)?;
         for slab in &matrices.slabs {
             let layout = slab.layout;
+            if layout.bricks.is_some() {
+                self.stream_experts(slab, x, &out, groups, divisor)?;
+                continue;
+            }
             let [codes, scales, places] = slab.buffers();
             let [stride, row_scales, group_size] = layout.constants();
             let [expert_words, expert_scales] = slab.strides();

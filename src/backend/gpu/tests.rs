@@ -43,9 +43,12 @@ fn rows_of<B: Backend>(backend: &B, values: &[f32], width: usize) -> B::Rows {
     backend.write(values, width).unwrap()
 }
 
-/// x · weightᵀ on a backend.
+/// x · weightᵀ on a backend, with a weight that is used in no other way.
 fn product<B: Backend>(backend: &B, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
-    let weight = backend.upload("w", matrix.clone()).unwrap();
+    product_with(backend, &backend.upload_linear("w", matrix.clone()).unwrap(), matrix, x)
+}
+
+fn product_with<B: Backend>(backend: &B, weight: &B::Weight, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
     backend.read(&backend.matmul(&weight, &rows_of(backend, x, matrix.columns)).unwrap()).unwrap()
 }
 

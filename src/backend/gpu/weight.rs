@@ -1,11 +1,13 @@
-//! Weights on the device: as they are stored, each row's codes padded to whole 16 bytes, in parts that a buffer can hold.
+//! Weights on the device, in parts that a buffer can hold: as they are stored, each row's codes padded to whole 16 bytes, or in
+//! bricks where the device computes products with them that way.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
+use super::bricks::{self, Bricks};
 use super::device::Device;
 use super::driver::Driver;
-use super::kernels::Coding;
+use super::kernels::{Coding, Kernel, Name};
 use crate::backend::ExpertSource;
 use crate::checkpoint::SCALE_BLOCK;
 use crate::error::{Fault, FaultKind, Place, Result};
@@ -30,6 +32,8 @@ pub struct Layout {
     pub row_scales: usize,
     /// Of int4 in groups; otherwise 0.
     pub group_size: usize,
+    /// In bricks; `None` for rows as they are stored.
+    pub bricks: Option<Bricks>,
 }
 
 impl Layout {
@@ -45,16 +49,29 @@ impl Layout {
         // Kernels read eight columns at a time.
         let row_bytes = decoder.row_code_bytes(columns.next_multiple_of(8)).next_multiple_of(ROW_BYTES);
         let row_scales = decoder.row_scales(columns);
-        Ok(Layout { rows, columns, format, coding, stride: row_bytes / 4, row_scales, group_size })
+        let stride = row_bytes / 4;
+        Ok(Layout { rows, columns, format, coding, stride, row_scales, group_size, bricks: None })
+    }
+
+    /// The same in bricks, if the device has kernels for that.
+    pub fn in_bricks(self, device: &impl Driver) -> Layout {
+        let kernel = Kernel { name: Name::Stream, coding: Some(self.coding), rows: None };
+        match Bricks::of(self.coding, self.columns, self.group_size, self.row_scales) {
+            Some(bricks) if device.has(kernel) => Layout { bricks: Some(bricks), ..self },
+            _ => self,
+        }
     }
 
     /// Bytes of the codes of some rows.
     pub fn code_bytes(&self, rows: usize) -> u64 {
-        4 * (rows * self.stride) as u64
+        4 * self.bricks.map_or(rows * self.stride, |bricks| bricks.words(rows)) as u64
     }
 
     /// Scales of some rows that begin at a block.
     pub fn scales(&self, rows: usize) -> usize {
+        if let Some(scales) = self.bricks.and_then(|bricks| bricks.scales(rows)) {
+            return scales;
+        }
         match self.coding {
             Coding::Fp8E4m3B128 => rows.div_ceil(SCALE_BLOCK as usize) * self.row_scales,
             _ => rows * self.row_scales,
@@ -66,10 +83,13 @@ impl Layout {
         [self.stride, self.row_scales, self.group_size].map(|value| value as u32)
     }
 
-    /// Codes with their padding.
-    pub fn padded<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> Cow<'m, [u8]> {
+    /// Codes as they lie on the device.
+    pub fn codes<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> Cow<'m, [u8]> {
         let stored = matrix.codes.len() / self.rows.max(1);
         let codes = &matrix.codes[rows.start * stored..rows.end * stored];
+        if let Some(bricks) = self.bricks {
+            return Cow::Owned(bricks.codes(codes, stored));
+        }
         if stored == 4 * self.stride {
             return Cow::Borrowed(codes);
         }
@@ -81,9 +101,14 @@ impl Layout {
         Cow::Owned(padded)
     }
 
-    /// The scales of some rows that begin at a block.
-    pub fn scales_of<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> &'m [f32] {
-        &matrix.scales[self.scales(rows.start)..][..self.scales(rows.len())]
+    /// The scales of some rows that begin at a block, as they lie on the device.
+    pub fn scales_of<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> Cow<'m, [f32]> {
+        let stored = Layout { bricks: None, ..*self };
+        let scales = &matrix.scales[stored.scales(rows.start)..][..stored.scales(rows.len())];
+        match self.bricks.filter(|bricks| bricks.scales(1).is_some()) {
+            Some(bricks) => Cow::Owned(bricks.group_scales(scales, self.row_scales)),
+            None => Cow::Borrowed(scales),
+        }
     }
 }
 
@@ -117,16 +142,27 @@ pub struct Weight<D: Driver> {
 }
 
 impl<D: Driver> Weight<D> {
-    /// Uploads a matrix.
+    /// Uploads a matrix: rows of it, or columns, can be looked up.
     pub fn upload(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Weight<D>> {
         let layout = Layout::new(device.driver().name(), name, matrix.rows, matrix.columns, matrix.format)?;
+        Weight::upload_as(device, name, matrix, layout)
+    }
+
+    /// Uploads a matrix of which nothing but products with rows is wanted.
+    pub fn upload_linear(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Weight<D>> {
+        let layout = Layout::new(device.driver().name(), name, matrix.rows, matrix.columns, matrix.format)?;
+        let layout = if bricks::has_nan(layout.coding, matrix.view()) { layout } else { layout.in_bricks(device.driver()) };
+        Weight::upload_as(device, name, matrix, layout)
+    }
+
+    fn upload_as(device: &Device<D>, name: &str, matrix: &Matrix, layout: Layout) -> Result<Weight<D>> {
         let parts = (0..matrix.rows).step_by(part_rows(device, &layout).min(matrix.rows).max(1));
         let step = part_rows(device, &layout);
         let part = |first: usize| -> Result<Part<D>> {
             let rows = first..matrix.rows.min(first.saturating_add(step));
             let codes = device.allocate(layout.code_bytes(rows.len()), name)?;
-            device.driver().write(&codes, 0, &layout.padded(matrix, rows.clone()))?;
-            let scales = floats(device, name, layout.scales_of(matrix, rows.clone()))?;
+            device.driver().write(&codes, 0, &layout.codes(matrix, rows.clone()))?;
+            let scales = floats(device, name, &layout.scales_of(matrix, rows.clone()))?;
             Ok(Part { rows, codes, scales })
         };
         let parts = parts.map(part).collect::<Result<_>>()?;
@@ -145,12 +181,16 @@ impl<D: Driver> Weight<D> {
     }
 }
 
-/// Rows of a part: as many as a buffer of the device holds, of fp8 whole blocks.
+/// Rows of a part: as many as a buffer of the device holds, of fp8 whole blocks, of bricks whole tiles.
 fn part_rows<D: Driver>(device: &Device<D>, layout: &Layout) -> usize {
     let limit = device.driver().limits().buffer_bytes;
-    let rows = (limit / layout.code_bytes(1).max(4 * layout.row_scales as u64).max(1)) as usize;
-    let block = if layout.coding == Coding::Fp8E4m3B128 { SCALE_BLOCK as usize } else { 1 };
-    (rows / block * block).max(block)
+    let block = match layout.coding {
+        Coding::Fp8E4m3B128 => SCALE_BLOCK as usize,
+        _ if layout.bricks.is_some() => bricks::ROWS,
+        _ => 1,
+    };
+    let bytes = layout.code_bytes(block).max(4 * layout.scales(block) as u64).max(1);
+    ((limit / bytes) as usize).max(1).saturating_mul(block)
 }
 
 /// A buffer with values; `None` if there are none.
@@ -192,8 +232,8 @@ impl<D: Driver> Slab<D> {
 
     /// Words and scales from one expert to the next.
     pub fn strides(&self) -> [u32; 2] {
-        let Layout { rows, stride, .. } = self.layout;
-        [(rows * stride) as u32, self.layout.scales(rows) as u32]
+        let rows = self.layout.rows;
+        [(self.layout.code_bytes(rows) / 4) as u32, self.layout.scales(rows) as u32]
     }
 
     /// Uploads the matrices of some of a layer's experts.
@@ -214,9 +254,13 @@ impl<D: Driver> Slab<D> {
         let mut places = vec![ABSENT; source.count()];
         for (&expert, at) in experts.iter().zip(0u64..) {
             let matrix = source.load(expert, projection)?;
-            device.driver().write(&codes, at * bytes, &layout.padded(&matrix, 0..layout.rows))?;
+            if layout.bricks.is_some() && bricks::has_nan(layout.coding, matrix.view()) {
+                return Err(Fault::new(Place::name(source.name(expert, projection)), FaultKind::GpuNanCode));
+            }
+            device.driver().write(&codes, at * bytes, &layout.codes(&matrix, 0..layout.rows))?;
             if let Some(buffer) = &scale_buffer {
-                device.driver().write(buffer, at * 4 * scales as u64, &bytes_of(&matrix.scales))?;
+                let of_matrix = layout.scales_of(&matrix, 0..layout.rows);
+                device.driver().write(buffer, at * 4 * scales as u64, &bytes_of(&of_matrix))?;
             }
             places[expert] = at as u32;
         }
@@ -238,7 +282,9 @@ impl<D: Driver> ExpertMatrices<D> {
                     (matrix.rows, matrix.columns, matrix.format)
                 }
             };
-            Layout::new(device.driver().name(), &source.name(expert, projection), rows, columns, format)
+            let name = source.name(expert, projection);
+            let layout = Layout::new(device.driver().name(), &name, rows, columns, format)?;
+            Ok(layout.in_bricks(device.driver()))
         };
         let mut of_layout: Vec<(Layout, Vec<usize>)> = Vec::new();
         for expert in 0..source.count() {

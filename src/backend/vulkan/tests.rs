@@ -45,7 +45,8 @@ fn bytes(count: usize, seed: u32) -> Vec<u8> {
 /// x + y into x.
 fn add(vulkan: &Vulkan, x: &Buffer, y: &Buffer, count: u32) -> Result<()> {
     let kernel = Kernel::plain(Name::Add);
-    vulkan.launch(&Launch { kernel, groups: [1, 1, 1], buffers: &[x, y], constants: &[count] })
+    let (buffers, constants) = (&[x, y], &[count]);
+    vulkan.launch(&Launch { kernel, groups: [1, 1, 1], buffers, constants, shared_bytes: 0, early: false })
 }
 
 fn values(vulkan: &Vulkan, buffer: &Buffer, count: usize) -> Vec<f32> {
