@@ -175,8 +175,14 @@ fn wrong_kernels_are_noticed() {
         let floats = 2f32.to_le_bytes().repeat(256);
         let [x, y] = [0, 1].map(|_| cuda.allocate(1024, "a test").unwrap());
         cuda.write(&y, 0, &floats).unwrap();
-        let launch =
-            Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[what], shared_bytes: 0, early: false };
+        let launch = Launch {
+            kernel: Kernel::plain(Name::Add),
+            groups: [1, 1, 1],
+            buffers: &[&x, &y],
+            constants: &[what],
+            shared_bytes: 0,
+            early: false,
+        };
         cuda.launch(&launch).unwrap();
         let mut back = vec![0; 1024];
         let said = cuda.read(&x, 0, &mut back);
@@ -198,8 +204,15 @@ fn wrong_kernels_are_noticed() {
     let mut back = vec![0; 1024];
     cuda.read(&y, 0, &mut back).unwrap();
     assert!(back.iter().all(|&byte| byte == 0xff));
-    cuda.launch(&Launch { kernel: Kernel::plain(Name::Add), groups: [1, 1, 1], buffers: &[&x, &y], constants: &[9], shared_bytes: 0, early: false })
-        .unwrap();
+    cuda.launch(&Launch {
+        kernel: Kernel::plain(Name::Add),
+        groups: [1, 1, 1],
+        buffers: &[&x, &y],
+        constants: &[9],
+        shared_bytes: 0,
+        early: false,
+    })
+    .unwrap();
     back.fill(0);
     cuda.read(&x, 0, &mut back).unwrap();
     assert!(back.iter().all(|&byte| byte == 0xff));

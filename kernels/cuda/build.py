@@ -25,7 +25,9 @@ TOOLS = HERE.parent.parent / "target" / "cuda"
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 PTX_ARCHITECTURE = 75
 # Files for tensor cores that multiply bf16, which devices before 8.0 do not have.
-TENSOR_FILES, TENSOR_ARCHITECTURE = ["ranges", "stream", "stream_experts"], 80
+TENSOR_FILES, TENSOR_ARCHITECTURE = ["ranges", "stream", "stream_experts", "tile", "tile_experts"], 80
+# Of these, those that want more shared memory than other architectures have.
+TILE_FILES, TILE_ARCHITECTURES = ["tile", "tile_experts"], [80, 90, 100]
 # Bytes that their kernels may spill: registers are capped, and what is kept from one piece of work to the next may go to memory.
 TENSOR_SPILLS = 512
 # What the PTX is assembled for: all that ptxas 12.8 knows from 7.5 on.
@@ -143,6 +145,8 @@ def build(into: Path, verbose: bool) -> list[tuple[str, dict[str, dict[str, dict
         name, of_file = file.stem, {}
         oldest = TENSOR_ARCHITECTURE if name in TENSOR_FILES else PTX_ARCHITECTURE
         architectures = [architecture for architecture in ARCHITECTURES if architecture >= oldest]
+        if name in TILE_FILES:
+            architectures = TILE_ARCHITECTURES
 
         def note(architecture: str, found):
             for kernel, resource in found.items():

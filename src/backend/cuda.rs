@@ -23,8 +23,8 @@ use self::images::Prefer;
 use self::stream::Stream;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
-use crate::backend::gpu::kernels::Kernel;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
+use crate::backend::gpu::kernels::Kernel;
 use crate::error::Result;
 
 /// The backend's name in options and reports.

@@ -55,6 +55,7 @@ pub struct Gpu<D: Driver> {
     device: Arc<Device<D>>,
     tally: Tally,
     made: lists::Made<D>,
+    mode: Mode,
 }
 
 /// What of a weight is multiplied with what of the rows: all of it, or a part head by head.
@@ -70,7 +71,17 @@ struct Terms {
 impl<D: Driver> Gpu<D> {
     /// On a device, with a fault on purpose.
     pub fn new(driver: D, injection: Option<Injection>) -> Gpu<D> {
-        Gpu { device: Device::new(driver, injection), tally: Tally::default(), made: lists::Made::default() }
+        Gpu {
+            device: Device::new(driver, injection),
+            tally: Tally::default(),
+            made: lists::Made::default(),
+            mode: Mode::Exact,
+        }
+    }
+
+    /// The same with sums formed in another mode.
+    pub fn in_mode(self, mode: Mode) -> Gpu<D> {
+        Gpu { mode, ..self }
     }
 
     /// The device.
@@ -193,7 +204,7 @@ impl<D: Driver> Backend for Gpu<D> {
     }
 
     fn mode(&self) -> Mode {
-        Mode::Exact
+        self.mode
     }
 
     fn counters(&self) -> Counters {

@@ -291,7 +291,8 @@ impl Stream {
         // SAFETY: the driver copies the parameters before it returns: an address for each pointer of the kernel, and for its
         // struct as many words as it has, which are at most those of `constants`.
         let (code, call) = if launch.early && self.description.architecture >= EARLY {
-            let early = api::LaunchAttribute { id: api::LAUNCH_EARLY, padding: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] };
+            let early =
+                api::LaunchAttribute { id: api::LAUNCH_EARLY, padding: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] };
             let config = api::LaunchConfig {
                 groups: [x, y, z],
                 threads: [threads, 1, 1],

@@ -79,15 +79,14 @@ fn copies_emulated() {
 /// What a launch that was asked for uses stays until it is done; sums come in the order of the launches.
 fn launches_in_order(cuda: &Cuda) {
     let add = |x: &Buffer, y: &Buffer| {
-        let launch =
-            Launch {
-                kernel: Kernel::plain(Name::Add),
-                groups: [2, 1, 1],
-                buffers: &[x, y],
-                constants: &[1000],
-                shared_bytes: 0,
-                early: false,
-            };
+        let launch = Launch {
+            kernel: Kernel::plain(Name::Add),
+            groups: [2, 1, 1],
+            buffers: &[x, y],
+            constants: &[1000],
+            shared_bytes: 0,
+            early: false,
+        };
         cuda.launch(&launch).unwrap();
     };
     let floats = |value: f32| value.to_le_bytes().repeat(1000);
@@ -122,7 +121,11 @@ fn every_kernel_has_one_image() {
     for image in images::IMAGES {
         assert!(image.cubins.iter().all(|(_, bytes)| bytes.starts_with(b"\x7fELF")), "{}", image.file);
         // Those with tensor cores' products of bf16 are for newer devices.
-        let oldest = if ["ranges", "stream", "stream_experts"].contains(&image.file) { 80 } else { images::OLDEST };
+        let oldest = if ["ranges", "stream", "stream_experts", "tile", "tile_experts"].contains(&image.file) {
+            80
+        } else {
+            images::OLDEST
+        };
         assert!(image.ptx.1.contains("\n.version 8.2\n") && image.ptx.1.contains(&format!("\n.target sm_{oldest}\n")));
         assert_eq!((image.ptx.0, image.cubins[0].0), (oldest, oldest));
     }

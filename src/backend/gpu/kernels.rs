@@ -44,8 +44,16 @@ pub enum Name {
     FmaPeak,
     Stream,
     StreamRanges,
+    StreamTile,
     StreamExperts,
     StreamExpertsRanges,
+    StreamExpertsTile,
+    Fast,
+    FastRanges,
+    FastTile,
+    FastExperts,
+    FastExpertsRanges,
+    FastExpertsTile,
     SumRanges,
     SumExpertsRanges,
 }
@@ -98,10 +106,6 @@ pub const THREADS: u32 = 256;
 
 /// Numbers of rows of x that a group of threads takes in the kernels that come in several.
 pub const TILE_ROWS: [u32; 4] = [1, 2, 4, 8];
-/// The same of those on tensor cores that leave sums of ranges of columns.
-pub const RANGES_ROWS: [u32; 2] = [2, 8];
-/// Rows of x that those take that leave none.
-pub const STREAM_ROWS: u32 = 2;
 
 impl Name {
     /// Whether it reads weights, and so comes once for each [`Coding`].
@@ -111,7 +115,19 @@ impl Name {
 
     /// Whether it reads weights in bricks: such a kernel wants tensor cores, and only CUDA has it.
     pub fn reads_bricks(self) -> bool {
-        matches!(self, Name::Stream | Name::StreamRanges | Name::StreamExperts | Name::StreamExpertsRanges)
+        self.streamed().is_some()
+    }
+
+    /// Numbers of rows of x that it comes for, if it reads bricks.
+    fn streamed(self) -> Option<&'static [u32]> {
+        match self {
+            Name::Stream | Name::StreamExperts => Some(&[2]),
+            Name::StreamRanges | Name::StreamExpertsRanges => Some(&[2, 8]),
+            Name::StreamTile | Name::StreamExpertsTile => Some(&[16]),
+            Name::Fast | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => Some(&[8]),
+            Name::FastTile | Name::FastExpertsTile => Some(&[48]),
+            _ => None,
+        }
     }
 
     /// Whether a device without tensor cores has no use for it.
@@ -123,8 +139,7 @@ impl Name {
     pub fn tiles(self) -> &'static [u32] {
         match self {
             Name::Matmul | Name::Experts => &TILE_ROWS,
-            Name::StreamRanges | Name::StreamExpertsRanges => &RANGES_ROWS,
-            _ => &[],
+            _ => self.streamed().unwrap_or_default(),
         }
     }
 
@@ -138,8 +153,12 @@ impl Name {
             Name::Choose | Name::GroupRows | Name::Combine => "router",
             Name::RmsNorm | Name::LayerNorm | Name::Rope | Name::CopyRows | Name::TakeRows | Name::Add => "pointwise",
             Name::Swiglu => "pointwise",
-            Name::Stream | Name::StreamRanges => "stream",
-            Name::StreamExperts | Name::StreamExpertsRanges => "stream_experts",
+            Name::Stream | Name::StreamRanges | Name::Fast | Name::FastRanges => "stream",
+            Name::StreamTile | Name::FastTile => "tile",
+            Name::StreamExpertsTile | Name::FastExpertsTile => "tile_experts",
+            Name::StreamExperts | Name::StreamExpertsRanges | Name::FastExperts | Name::FastExpertsRanges => {
+                "stream_experts"
+            }
             Name::SumRanges | Name::SumExpertsRanges => "ranges",
         }
     }
@@ -147,10 +166,17 @@ impl Name {
     /// Buffers that it has.
     pub fn buffers(self) -> usize {
         match self {
-            Name::Experts | Name::StreamExperts | Name::StreamExpertsRanges => 6,
+            Name::Experts
+            | Name::StreamExperts
+            | Name::StreamExpertsRanges
+            | Name::StreamExpertsTile
+            | Name::FastExperts
+            | Name::FastExpertsRanges
+            | Name::FastExpertsTile => 6,
             Name::IndexScores => 5,
+            Name::Stream | Name::StreamRanges | Name::StreamTile | Name::Fast | Name::FastRanges | Name::FastTile => 4,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
-            Name::Stream | Name::StreamRanges | Name::SumExpertsRanges => 4,
+            Name::SumExpertsRanges => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
             Name::Swiglu | Name::Predict => 3,
             Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read => 2,
@@ -168,7 +194,8 @@ impl Name {
             Name::Rope | Name::Add => Some(0),
             Name::CopyRows => Some(1),
             Name::SumExpertsRanges => Some(1),
-            Name::Experts | Name::StreamExperts | Name::StreamExpertsRanges => Some(3),
+            // after weights and x; the choice of experts comes behind
+            name if name.buffers() == 6 => Some(3),
             _ => Some(self.buffers() - 1),
         }
     }

@@ -1,80 +1,114 @@
 //! Products on tensor cores with weights in bricks: `kernels/cuda/stream.cuh`.
 //!
-//! A range is an eighth of the bricks side by side. With a row of x or two, whose terms fit in shared memory, one kernel does
-//! all; otherwise one leaves the sums of each range, and a second adds them up. Either way the bits are the same.
+//! A range is an eighth of the bricks side by side. With few rows of x, whose terms fit in shared memory, one kernel does all;
+//! with more, or larger ones, one leaves the sums of each range and a second adds them up; with many, groups take as many as they
+//! have registers for. Whichever it is, the bits are the same.
 
-use super::bricks::{self, Bricks};
+use super::bricks;
 use super::device::Manner;
 use super::driver::Driver;
-use super::kernels::{Kernel, Name, RANGES_ROWS, STREAM_ROWS, THREADS};
+use super::kernels::{Kernel, Name, THREADS};
 use super::moe::Groups;
 use super::rows::Rows;
-use super::weight::{Slab, Weight};
+use super::weight::{Layout, Slab, Weight};
 use super::{Gpu, LAUNCH_TERMS, SCRATCH_BYTES};
+use crate::backend::Mode;
 use crate::error::Result;
 
 /// Ranges of columns that are added up apart: kernels/cuda/stream.cuh, SLOTS.
 const SLOTS: usize = 8;
 /// Warps of a group.
 const WARPS: usize = 8;
-/// Bytes of a column of a row of x: three terms of two.
-const COLUMN_BYTES: usize = 6;
+/// Columns whose part of x is in shared memory at a time, with many rows: kernels/cuda/stream.cuh, STAGED_BRICKS.
+const STAGED_COLUMNS: usize = 2 * bricks::COLUMNS;
 /// Bytes of shared memory with which two groups run on a multiprocessor.
 const SHARED_BYTES: usize = 100 << 10;
+/// Rows of x from which on they are many.
+const MANY_ROWS: usize = 17;
+
+/// The kernels of a mode, of a weight or of experts.
+struct Family {
+    whole: Name,
+    ranges: Name,
+    tile: Name,
+    /// bf16 terms of a value of x.
+    terms: usize,
+}
+
+impl Family {
+    fn of(mode: Mode, experts: bool) -> Family {
+        let (whole, ranges, tile) = match (mode, experts) {
+            (Mode::Exact, false) => (Name::Stream, Name::StreamRanges, Name::StreamTile),
+            (Mode::Exact, true) => (Name::StreamExperts, Name::StreamExpertsRanges, Name::StreamExpertsTile),
+            (Mode::Fast, false) => (Name::Fast, Name::FastRanges, Name::FastTile),
+            (Mode::Fast, true) => (Name::FastExperts, Name::FastExpertsRanges, Name::FastExpertsTile),
+        };
+        Family { whole, ranges, tile, terms: if mode == Mode::Exact { 3 } else { 1 } }
+    }
+
+    /// Shared memory for so many columns of so many rows of x.
+    fn bytes(&self, columns: usize, rows: usize) -> usize {
+        2 * self.terms * columns * rows
+    }
+}
 
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Plan {
+    kernel: Kernel,
     /// Rows of x that a group takes.
     rows: usize,
-    /// Ranges whose sums are left; one if none are.
+    /// Ranges whose sums are left; 0 if none are.
     ranges: usize,
-    /// Outputs that a group takes.
-    outputs: usize,
+    /// Pieces of work, of one matrix for those rows.
+    pieces: usize,
     /// Shared memory of a group.
     shared_bytes: usize,
 }
 
 impl Plan {
-    /// For so many rows of x, with `limit` bytes of shared memory.
-    fn of(bricks: &Bricks, rows: usize, limit: usize) -> Plan {
+    /// For so many rows of x, which is all that there may be for a matrix.
+    fn of(family: &Family, layout: &Layout, rows: usize, device: &impl Driver) -> Plan {
+        let bricks = layout.bricks.expect("a matrix in bricks");
+        let limit = device.limits().shared_bytes as usize;
+        let plan = |name: Name, rows: u32, ranges: usize, outputs: usize, shared_bytes: usize| {
+            let kernel = Kernel { name, coding: Some(layout.coding), rows: Some(rows) };
+            let pieces = layout.rows.div_ceil(outputs) * ranges.max(1);
+            Plan { kernel, rows: rows as usize, ranges, pieces, shared_bytes }
+        };
+        let most = family.tile.tiles()[0];
+        let warp_outputs = 2 * bricks::ROWS;
+        // Results of all warps, each of a column of b a row; sums of ranges; x.
+        let results = 4 * WARPS * warp_outputs * (family.terms * most as usize + 1);
+        let tile_bytes = results
+            + 4 * WARPS * warp_outputs * most as usize
+            + family.bytes(STAGED_COLUMNS.min(bricks.across * bricks::COLUMNS), most as usize);
+        let tile = plan(family.tile, most, 0, WARPS * warp_outputs, tile_bytes);
+        if rows >= MANY_ROWS && tile_bytes <= limit && device.has(tile.kernel) {
+            return tile;
+        }
         let limit = limit.min(SHARED_BYTES);
-        let whole = bricks.across * bricks::COLUMNS * COLUMN_BYTES;
-        let few = rows.clamp(1, STREAM_ROWS as usize);
-        if rows <= few && whole * few <= limit {
-            return Plan { rows: few, ranges: 1, outputs: 2 * bricks::ROWS, shared_bytes: whole * few };
+        let few = family.whole.tiles()[0];
+        let whole_bytes = family.bytes(bricks.across * bricks::COLUMNS, rows.min(few as usize));
+        if rows <= few as usize && whole_bytes <= limit {
+            return plan(family.whole, few, 0, warp_outputs, whole_bytes);
         }
         let of_range = bricks.across.div_ceil(SLOTS);
-        let bytes = |rows: u32| of_range * bricks::COLUMNS * COLUMN_BYTES * rows as usize;
-        let [least, most] = RANGES_ROWS;
-        let taken = if rows > least as usize && bytes(most) <= limit { most } else { least };
-        let tiles = if taken == most { 1 } else { 2 };
-        Plan {
-            rows: taken as usize,
-            ranges: bricks.across.div_ceil(of_range),
-            outputs: tiles * bricks::ROWS * WARPS,
-            shared_bytes: bytes(taken),
-        }
-    }
-
-    /// The kernel: one of those that leave nothing, or of those that leave sums.
-    fn kernel(&self, [whole, ranges]: [Name; 2], layout: &super::weight::Layout) -> Kernel {
-        let coding = Some(layout.coding);
-        match self.ranges {
-            1 if self.outputs == 2 * bricks::ROWS => Kernel { name: whole, coding, rows: None },
-            _ => Kernel { name: ranges, coding, rows: Some(self.rows as u32) },
-        }
-    }
-
-    /// Whether sums of ranges are left.
-    fn leaves_ranges(&self) -> bool {
-        self.outputs != 2 * bricks::ROWS
+        let bytes = |taken: u32| family.bytes(of_range * bricks::COLUMNS, rows.min(taken as usize));
+        let taken = family.ranges.tiles().iter().copied().filter(|&taken| bytes(taken) <= limit);
+        // As few as are enough, or as many as there is room for.
+        let taken = taken.clone().find(|&taken| taken as usize >= rows).or_else(|| taken.last()).unwrap_or(few);
+        // Groups of eight rows have half of the outputs, for their registers' sake.
+        let outputs = if family.terms == 3 && taken == 8 { WARPS * bricks::ROWS } else { WARPS * warp_outputs };
+        plan(family.ranges, taken, bricks.across.div_ceil(of_range), outputs, bytes(taken))
     }
 
     /// Rows whose sums of ranges are left at a time.
     fn step(&self, outputs: usize) -> usize {
-        let bytes = 4 * self.ranges * outputs;
-        (SCRATCH_BYTES / bytes.max(1)).max(1).next_multiple_of(self.rows)
+        match 4 * self.ranges * outputs {
+            0 => usize::MAX,
+            bytes => (SCRATCH_BYTES / bytes).max(1).next_multiple_of(self.rows),
+        }
     }
 }
 
@@ -82,23 +116,22 @@ impl<D: Driver> Gpu<D> {
     /// x [n, I] · weightᵀ → [n, O], of a weight in bricks.
     pub(super) fn stream(&self, weight: &Weight<D>, x: &Rows<D>) -> Result<Rows<D>> {
         let layout = &weight.layout;
-        let bricks = layout.bricks.expect("a weight in bricks");
         assert_eq!(x.width, layout.columns, "width of a product");
         let out = self.rows(x.rows, layout.rows)?;
-        let plan = Plan::of(&bricks, x.rows, self.device.driver().limits().shared_bytes as usize);
-        let kernel = plan.kernel([Name::Stream, Name::StreamRanges], layout);
-        let most = (LAUNCH_TERMS / (layout.rows * layout.columns).max(1)).max(1).next_multiple_of(plan.rows);
+        let family = Family::of(self.mode, false);
+        let most = (LAUNCH_TERMS / (layout.rows * layout.columns).max(1)).max(1);
         for part in &weight.parts {
             let outputs = part.rows.len();
-            let step = if plan.leaves_ranges() { most.min(plan.step(outputs)) } else { most };
+            let plan = Plan::of(&family, &Layout { rows: outputs, ..*layout }, x.rows, self.device.driver());
+            let step = most.next_multiple_of(plan.rows).min(plan.step(outputs));
             for first in (0..x.rows).step_by(step) {
                 let count = x.rows.min(first + step);
-                let partial = match plan.leaves_ranges() {
-                    true => Some(self.device.values(plan.ranges * (count - first) * outputs)?),
-                    false => None,
+                let partial = match plan.ranges {
+                    0 => None,
+                    ranges => Some(self.device.values(ranges * (count - first) * outputs)?),
                 };
                 let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
-                let pieces = outputs.div_ceil(plan.outputs) * plan.ranges * (count - first).div_ceil(plan.rows);
+                let pieces = plan.pieces * (count - first).div_ceil(plan.rows);
                 let constants = [
                     layout.columns,
                     layout.row_scales,
@@ -111,7 +144,7 @@ impl<D: Driver> Gpu<D> {
                     1, // weights do not change while kernels run
                 ];
                 let buffers = [part.codes(), part.scales(), x.buffer(), to];
-                self.launch_pieces(kernel, pieces, &buffers, &constants, plan.shared_bytes)?;
+                self.launch_pieces(&plan, pieces, &buffers, &constants)?;
                 if let Some(partial) = &partial {
                     let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first];
                     self.device.launch_with(
@@ -138,12 +171,11 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<()> {
         let layout = &slab.layout;
         let bricks = layout.bricks.expect("experts in bricks");
-        let plan = Plan::of(&bricks, groups.rows, self.device.driver().limits().shared_bytes as usize);
-        let kernel = plan.kernel([Name::StreamExperts, Name::StreamExpertsRanges], layout);
+        let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, self.device.driver());
         let [codes, scales, places] = slab.buffers();
-        let partial = match plan.leaves_ranges() {
-            true => Some(self.device.values(plan.ranges * out.rows * layout.rows)?),
-            false => None,
+        let partial = match plan.ranges {
+            0 => None,
+            ranges => Some(self.device.values(ranges * out.rows * layout.rows)?),
         };
         let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
         // An expert has at least one row, and its last rows may be few.
@@ -161,8 +193,8 @@ impl<D: Driver> Gpu<D> {
         ];
         let words = groups.words.buffer();
         let buffers = [codes, scales, x.buffer(), to, words, places];
-        let pieces = layout.rows.div_ceil(plan.outputs) * plan.ranges * turns;
-        self.launch_pieces(kernel, pieces, &buffers, &constants, plan.shared_bytes)?;
+        let pieces = plan.pieces * turns;
+        self.launch_pieces(&plan, pieces, &buffers, &constants)?;
         if let Some(partial) = &partial {
             let constants = [plan.ranges, out.rows, layout.rows, groups.most];
             self.device.launch_with(
@@ -177,17 +209,11 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Starts a kernel whose groups share their work: as many as run at the same time, and no more than there are pieces.
-    fn launch_pieces(
-        &self,
-        kernel: Kernel,
-        pieces: usize,
-        buffers: &[&D::Buffer],
-        constants: &[usize],
-        shared_bytes: usize,
-    ) -> Result<()> {
-        let resident = self.device.driver().resident(kernel, shared_bytes as u32)? as usize;
+    fn launch_pieces(&self, plan: &Plan, pieces: usize, buffers: &[&D::Buffer], constants: &[usize]) -> Result<()> {
+        let shared_bytes = plan.shared_bytes as u32;
+        let resident = self.device.driver().resident(plan.kernel, shared_bytes)? as usize;
         let constants: Vec<u32> = constants.iter().map(|&value| value as u32).collect();
-        let manner = Manner { shared_bytes: shared_bytes as u32, early: true };
-        self.device.launch_with(kernel, [pieces.min(resident), 1, 1], buffers, &constants, manner)
+        let manner = Manner { shared_bytes, early: true };
+        self.device.launch_with(plan.kernel, [pieces.min(resident), 1, 1], buffers, &constants, manner)
     }
 }

@@ -55,7 +55,7 @@ impl Layout {
 
     /// The same in bricks, if the device has kernels for that.
     pub fn in_bricks(self, device: &impl Driver) -> Layout {
-        let kernel = Kernel { name: Name::Stream, coding: Some(self.coding), rows: None };
+        let kernel = Kernel { name: Name::Stream, coding: Some(self.coding), rows: Some(Name::Stream.tiles()[0]) };
         match Bricks::of(self.coding, self.columns, self.group_size, self.row_scales) {
             Some(bricks) if device.has(kernel) => Layout { bricks: Some(bricks), ..self },
             _ => self,
@@ -151,7 +151,8 @@ impl<D: Driver> Weight<D> {
     /// Uploads a matrix of which nothing but products with rows is wanted.
     pub fn upload_linear(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Weight<D>> {
         let layout = Layout::new(device.driver().name(), name, matrix.rows, matrix.columns, matrix.format)?;
-        let layout = if bricks::has_nan(layout.coding, matrix.view()) { layout } else { layout.in_bricks(device.driver()) };
+        let layout =
+            if bricks::has_nan(layout.coding, matrix.view()) { layout } else { layout.in_bricks(device.driver()) };
         Weight::upload_as(device, name, matrix, layout)
     }
 

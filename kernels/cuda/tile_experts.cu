@@ -1,0 +1,12 @@
+// One matrix of the chosen experts, in bricks, for many rows: as stream_experts.cu, from which the bits are the same.
+#include "of_experts.cuh"
+
+#define BUFFERS                                                                                              \
+    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* __restrict__ x,           \
+     float* __restrict__ out, const u32* __restrict__ groups, const u32* __restrict__ place, StreamExpertsConstants c)
+#define OF_EXPERTS(Brick, MT, NT, TERMS, HOW) \
+    BUFFERS { of_experts<Brick, MT, NT, TERMS, HOW>(codes, scales, x, out, groups, place, c); }
+#define DEFINE(name, Brick)                                                            \
+    KERNEL(256, stream_experts_tile_##name##_16) OF_EXPERTS(Brick, 2, 6, 3, TILE)      \
+    KERNEL(256, fast_experts_tile_##name##_48) OF_EXPERTS(Brick, 2, 6, 1, TILE)
+EACH_BRICK(DEFINE)
