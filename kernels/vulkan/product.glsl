@@ -6,9 +6,10 @@
 // this order, with f32 FMAs. Formats with scales in a row fold them in eight columns at a time, the others once at the end.
 // Then the lanes are added as warp_sum does. So a result has the same bits however many outputs and rows a warp takes.
 //
-// Codes are read 16 bytes a lane at a time where a unit has as many, AHEAD steps before they are used. x goes through shared
-// memory, where all warps read it in the order of lanes: SLICE columns of each lane at a time, so that 64 floats a lane are
-// the most. A vec4 of lane l stands at 33 · (its number) + l: neither writing nor reading meets a bank twice.
+// A step is gone through in slices of SLICE columns of each lane, so that 64 floats of x a lane are the most that stand in
+// shared memory, where all warps read them. Of one row a slice is the whole step, and a lane reads 16 bytes of codes at a
+// time; of several, products take longer than reading. Codes and x of a slice are read while the one before is computed.
+// A vec4 of lane l stands at 33 · (its number) + l: neither writing nor reading meets a bank twice.
 //
 // Reference: src/backend/reference/linear.rs, matmul. x is at binding 2. Every thread of the group has to come here.
 READS(2, X, float x);
@@ -17,14 +18,11 @@ READS(2, X4, vec4 x_4);
 // Outputs that a warp takes at a time: src/backend/vulkan/pipelines.rs.
 layout(constant_id = 1) const uint OUTS = 4;
 
-// Steps whose codes are on their way.
-const uint AHEAD = 2;
-// Columns of a lane that stand in shared memory.
-const uint SLICE = COLUMNS * ROWS <= 64 ? COLUMNS : 64 / ROWS;
 // vec4s of x in a slice: of a lane, of a row, and those that a thread copies.
 const uint LANE_FOURS = SLICE / 4;
 const uint ROW_FOURS = LANES * LANE_FOURS;
 const uint COPIES = (ROWS * ROW_FOURS + 255) / 256;
+const uint SLICES = COLUMNS / SLICE;
 
 // Where each row of x begins; the kernel sets it.
 shared uint x_at[ROWS];
@@ -34,60 +32,68 @@ shared vec4 x_slice[ROWS * LANE_FOURS * (LANES + 1)];
 uint row_of[OUTS];
 float sum[OUTS * ROWS];
 
-// Codes and scales of the steps that are on their way, and vec4s of x for the next slice.
-uint ahead[AHEAD * OUTS * WORDS];
-float scale_ahead[AHEAD * OUTS];
+// Codes and scales of a slice, piece after piece of each output, and those that are on their way, with vec4s of x.
+uint words[OUTS * PIECES * PIECE_WORDS];
+uint words_ahead[OUTS * PIECES * PIECE_WORDS];
+float scale[OUTS * PIECES];
+float scale_ahead[OUTS * PIECES];
 vec4 x_ahead[COPIES];
 
-// Begins to read the codes of a step for place `a`. What is past the row's end is code 0, and meets an x of 0.
-void read_codes(Weights w, uint a, uint step, uint columns) {
-    [[unroll]] for (uint i = 0; i < COLUMNS / UNIT; i++) {
-        const uint unit = (step * (COLUMNS / UNIT) + i) * LANES + THREAD % LANES;
+// Begins to read the codes of a slice. What is past the row's end is code 0, and meets an x of 0.
+void read_codes(Weights w, uint slice, uint columns) {
+    [[unroll]] for (uint i = 0; i < PIECES; i++) {
+        const uint of_lane = slice % SLICES * SLICE + i * PIECE;
+        const uint unit = (slice / SLICES * (COLUMNS / UNIT) + of_lane / UNIT) * LANES + THREAD % LANES;
         const bool here = unit * UNIT < columns;
         [[unroll]] for (uint o = 0; o < OUTS; o++) {
-            uint words[UNIT_WORDS];
-            [[unroll]] for (uint k = 0; k < UNIT_WORDS; k++) words[k] = 0;
-            if (here) read_unit(w, row_of[o], unit, words);
-            [[unroll]] for (uint k = 0; k < UNIT_WORDS; k++) ahead[(a * OUTS + o) * WORDS + i * UNIT_WORDS + k] = words[k];
+            uvec4 piece = uvec4(0);
+            if (here) piece = read_piece(w, row_of[o], unit, of_lane % UNIT / PIECE);
+            [[unroll]] for (uint k = 0; k < PIECE_WORDS; k++) words_ahead[(o * PIECES + i) * PIECE_WORDS + k] = piece[k];
 #if !BY_ROW
-            scale_ahead[a * OUTS + o] = here ? scales[unit_scale(w, row_of[o], unit)] : 0.0;
+            scale_ahead[o * PIECES + i] = 0.0;
+            if (here) scale_ahead[o * PIECES + i] = scales[unit_scale(w, row_of[o], unit)];
 #endif
         }
     }
 }
 
-// Begins to read a slice of a step of x; columns past the end are 0. `wide` says that rows are aligned to 16 bytes.
-void read_x(uint step, uint slice, uint columns, bool wide) {
+// The row of a thread's vec4 in a slice of x, its lane, and its number among the lane's: neighbours read what is side by side.
+uvec3 place_of_copy(uint copy) {
+    const uint at = copy * 256 + THREAD, four = at % ROW_FOURS;
+    if (UNIT == 4) return uvec3(at / ROW_FOURS, four % LANES, four / LANES);
+    return uvec3(at / ROW_FOURS, four / LANE_FOURS, four % LANE_FOURS);
+}
+
+// Begins to read a slice of x; columns past the end are 0. `wide` says that rows are aligned to 16 bytes.
+void read_x(uint slice, uint columns, bool wide) {
     [[unroll]] for (uint copy = 0; copy < COPIES; copy++) {
-        const uint at = copy * 256 + THREAD, four = at % ROW_FOURS;
-        // neighbours read what is side by side
-        const uint lane = UNIT == 4 ? four % LANES : four / LANE_FOURS;
-        const uint of_lane = slice * SLICE + 4 * (UNIT == 4 ? four / LANES : four % LANE_FOURS);
-        const uint column = step * LANES * COLUMNS + (of_lane / UNIT * LANES + lane) * UNIT + of_lane % UNIT;
+        const uvec3 place = place_of_copy(copy);
+        const uint of_lane = slice % SLICES * SLICE + 4 * place.z;
+        const uint unit = (slice / SLICES * (COLUMNS / UNIT) + of_lane / UNIT) * LANES + place.y;
+        const uint column = unit * UNIT + of_lane % UNIT;
         vec4 values = vec4(0.0);
-        if (at < ROWS * ROW_FOURS && column < columns) {
-            const uint from = x_at[at / ROW_FOURS] + column;
+        if (place.x < ROWS && column < columns) {
+            const uint from = x_at[place.x] + column;
             if (wide && column + 4 <= columns) {
                 values = x_4[from / 4];
             } else {
-                [[unroll]] for (uint k = 0; k < 4; k++) if (column + k < columns) values[k] = x[from + k];
+                [[dont_unroll]] for (uint k = 0; k < min(4, columns - column); k++)
+                    values = mix(values, vec4(x[from + k]), equal(uvec4(k), uvec4(0, 1, 2, 3)));
             }
         }
         x_ahead[copy] = values;
     }
 }
 
-void write_slice() {
+void write_x() {
     [[unroll]] for (uint copy = 0; copy < COPIES; copy++) {
-        const uint at = copy * 256 + THREAD, four = at % ROW_FOURS;
-        const uint lane = UNIT == 4 ? four % LANES : four / LANE_FOURS;
-        const uint number = at / ROW_FOURS * LANE_FOURS + (UNIT == 4 ? four / LANES : four % LANE_FOURS);
-        if (at < ROWS * ROW_FOURS) x_slice[number * (LANES + 1) + lane] = x_ahead[copy];
+        const uvec3 place = place_of_copy(copy);
+        if (place.x < ROWS) x_slice[(place.x * LANE_FOURS + place.z) * (LANES + 1) + place.y] = x_ahead[copy];
     }
 }
 
-// Adds a slice of the step at place `a`.
-void add_slice(uint a, uint slice) {
+// Adds the slice whose codes are in `words`.
+void add_slice() {
     const uint lane = THREAD % LANES;
     [[unroll]] for (uint eighth = 0; eighth < SLICE / 8; eighth++) {
 #if !BY_ROW
@@ -95,12 +101,11 @@ void add_slice(uint a, uint slice) {
         [[unroll]] for (uint s = 0; s < OUTS * ROWS; s++) dot_8[s] = 0.0;
 #endif
         [[unroll]] for (uint part = 0; part < 2; part++) {
-            const uint four = 2 * eighth + part;
+            const uint four = 2 * eighth + part, piece = 4 * four / PIECE;
             vec4 xs[ROWS];
             [[unroll]] for (uint r = 0; r < ROWS; r++) xs[r] = x_slice[(r * LANE_FOURS + four) * (LANES + 1) + lane];
             [[unroll]] for (uint o = 0; o < OUTS; o++) {
-                const uint number = slice * LANE_FOURS + four;
-                const vec4 ws = FOUR((a * OUTS + o) * WORDS, number);
+                const vec4 ws = FOUR((o * PIECES + piece) * PIECE_WORDS, four % (PIECE / 4));
                 [[unroll]] for (uint r = 0; r < ROWS; r++) {
                     const uint s = o * ROWS + r;
 #if BY_ROW
@@ -113,34 +118,27 @@ void add_slice(uint a, uint slice) {
         }
 #if !BY_ROW
         [[unroll]] for (uint o = 0; o < OUTS; o++)
-            [[unroll]] for (uint r = 0; r < ROWS; r++)
-                sum[o * ROWS + r] = fma(scale_ahead[a * OUTS + o], dot_8[o * ROWS + r] * DOT_FACTOR, sum[o * ROWS + r]);
+            [[unroll]] for (uint r = 0; r < ROWS; r++) {
+                const uint s = o * ROWS + r;
+                sum[s] = fma(scale[o * PIECES + 8 * eighth / PIECE], dot_8[s] * DOT_FACTOR, sum[s]);
+            }
 #endif
     }
 }
 
-void add_steps(Weights w, uint columns, bool wide) {
-    const uint steps = parts(columns, LANES * COLUMNS), slices = COLUMNS / SLICE;
-    read_x(0, 0, columns, wide);
-    [[unroll]] for (uint a = 0; a < AHEAD; a++) read_codes(w, a, a, columns);
-    for (uint first = 0; first < steps; first += AHEAD) {
-        [[unroll]] for (uint a = 0; a < AHEAD; a++) {
-            const uint step = first + a;
-            if (step < steps) {
-                [[unroll]] for (uint slice = 0; slice < slices; slice++) {
-                    barrier();
-                    write_slice();
-                    barrier();
-                    if (slice + 1 < slices) {
-                        read_x(step, slice + 1, columns, wide);
-                    } else if (step + 1 < steps) {
-                        read_x(step + 1, 0, columns, wide);
-                    }
-                    add_slice(a, slice);
-                }
-                read_codes(w, a, step + AHEAD, columns);
-            }
-        }
+void add_slices(Weights w, uint columns, bool wide) {
+    const uint slices = parts(columns, LANES * COLUMNS) * SLICES;
+    [[unroll]] for (uint copy = 0; copy < COPIES; copy++) x_ahead[copy] = vec4(0.0);
+    // the first time there is nothing to add, the last time nothing to read
+    for (uint next = 0; next <= slices; next++) {
+        barrier();
+        write_x();
+        barrier();
+        [[unroll]] for (uint k = 0; k < OUTS * PIECES * PIECE_WORDS; k++) words[k] = words_ahead[k];
+        [[unroll]] for (uint k = 0; k < OUTS * PIECES; k++) scale[k] = scale_ahead[k];
+        read_x(next, columns, wide);
+        read_codes(w, next, columns);
+        if (next > 0) add_slice();
     }
 }
 
@@ -172,13 +170,13 @@ void product(Weights w, uint columns, bool wide) {
     [[unroll]] for (uint s = 0; s < OUTS * ROWS; s++) sum[s] = 0.0;
 #ifdef CODING_INT4_GROUPED
     if (HAS_UNITS(w)) {
-        add_steps(w, columns, wide);
+        add_slices(w, columns, wide);
     } else {
         add_eights(w, columns);
         barrier();
     }
 #else
-    add_steps(w, columns, wide);
+    add_slices(w, columns, wide);
 #endif
     WARP_SUMS(sum, OUTS * ROWS);
 #if BY_ROW

@@ -1,14 +1,14 @@
-// Stored weights: one of a row, or a unit of a row at a time, which a lane reads at once and decodes four by four.
+// Stored weights: one of a row, or a piece of a row at a time, which a lane reads at once and decodes four by four.
 //
 // A matrix lies as kernels/cuda/weights.cuh says: rows of whole 16 bytes, read as words. A kernel that includes this comes
 // once for each coding: CODING_NAME is defined. For products a coding says
 //
-//     UNIT, UNIT_WORDS       columns of a unit, and words of its codes
-//     COLUMNS, WORDS         columns of a lane in a step of a product: whole units, and words of their codes
+//     UNIT, COLUMNS          columns of a unit, and of a lane's units in a step of a product
 //     BY_ROW                 whether a row has one scale, or none: `row_scale`; else a unit has one, at `unit_scale`
 //     DOT_FACTOR             by which decoded values are too small, where a unit has a scale
-//     read_unit              the words of a unit
-//     FOUR(at, number)       the four columns of that number of those whose words stand from `ahead[at]` on, both constant
+//     PIECE_WORDS            words of the codes of a piece: PIECE columns of a unit
+//     read_piece             a piece of a unit
+//     FOUR(at, number)       the four columns of that number of the piece that stands from `words[at]` on, both constant
 //                            once loops are unrolled
 //
 // Small integers are decoded where they stand in a word: with the exponent of 2^(23 − p) above it, a field at bit p counts
@@ -26,6 +26,11 @@ struct Weights {
     uint group_size;  // of int4 in groups
 };
 
+// Columns of a lane in a slice of a product (product.glsl), and of a unit in it; how many units that are.
+#define SLICE (COLUMNS * ROWS <= 64 ? COLUMNS : 64 / ROWS)
+#define PIECE (SLICE < UNIT ? SLICE : UNIT)
+#define PIECES (SLICE / PIECE)
+
 // The bits of 2^(23 − p), and the number.
 #define POWER_BITS(p) ((150u - (p)) << 23)
 #define POWER(p) uintBitsToFloat(POWER_BITS(p))
@@ -40,18 +45,12 @@ float field(uint word, uint mask, uint p, float zero) {
 #if defined(CODING_F32)
 #define BY_ROW 1
 #define UNIT 4
-#define UNIT_WORDS 4
 #define COLUMNS 8
-#define WORDS 8
+#define PIECE_WORDS 4
 
-void read_unit(Weights w, uint row, uint unit, out uint words[UNIT_WORDS]) {
-    const uvec4 found = codes_4[(w.codes_at + row * w.stride) / 4 + unit];
-    words = uint[4](found.x, found.y, found.z, found.w);
-}
+uvec4 read_piece(Weights w, uint row, uint unit, uint part) { return codes_4[(w.codes_at + row * w.stride) / 4 + unit]; }
 
-#define FOUR(at, number)                                                             \
-    uintBitsToFloat(uvec4(ahead[(at) + 4 * (number)], ahead[(at) + 4 * (number) + 1], \
-                          ahead[(at) + 4 * (number) + 2], ahead[(at) + 4 * (number) + 3]))
+#define FOUR(at, number) uintBitsToFloat(uvec4(words[at], words[(at) + 1], words[(at) + 2], words[(at) + 3]))
 
 float row_scale(Weights w, uint row) { return 1.0; }
 
@@ -60,13 +59,12 @@ float one(Weights w, uint row, uint column) { return uintBitsToFloat(codes[w.cod
 #elif defined(CODING_INT8_ROW)
 #define BY_ROW 1
 #define UNIT 16
-#define UNIT_WORDS 4
-#define COLUMNS 16
-#define WORDS 4
+#define COLUMNS 32
+#define PIECE_WORDS (PIECE / 4)
 
-void read_unit(Weights w, uint row, uint unit, out uint words[UNIT_WORDS]) {
-    const uvec4 found = codes_4[(w.codes_at + row * w.stride) / 4 + unit];
-    words = uint[4](found.x, found.y, found.z, found.w);
+uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
+    const uint from = w.codes_at + row * w.stride;
+    return PIECE == UNIT ? codes_4[from / 4 + unit] : uvec4(codes_2[from / 2 + 2 * unit + part], 0, 0);
 }
 
 // b ^ 0x80 is b + 128.
@@ -76,7 +74,7 @@ vec4 four_bytes(uint word) {
                 field(upper, 255u, 8, 128.0));
 }
 
-#define FOUR(at, number) four_bytes(ahead[(at) + (number)])
+#define FOUR(at, number) four_bytes(words[(at) + (number)])
 
 float row_scale(Weights w, uint row) { return scales[w.scales_at + row]; }
 
@@ -87,13 +85,14 @@ float one(Weights w, uint row, uint column) {
 
 #elif defined(CODING_INT4_ROW) || defined(CODING_INT4_GROUPED)
 #define UNIT 32
-#define UNIT_WORDS 4
-#define COLUMNS 32
-#define WORDS 4
+#define COLUMNS 64
+#define PIECE_WORDS (PIECE / 8)
 
-void read_unit(Weights w, uint row, uint unit, out uint words[UNIT_WORDS]) {
-    const uvec4 found = codes_4[(w.codes_at + row * w.stride) / 4 + unit];
-    words = uint[4](found.x, found.y, found.z, found.w);
+uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
+    const uint from = w.codes_at + row * w.stride;
+    if (PIECE == UNIT) return codes_4[from / 4 + unit];
+    if (PIECE == UNIT / 2) return uvec4(codes_2[from / 2 + 2 * unit + part], 0, 0);
+    return uvec4(codes[from + 4 * unit + part], 0, 0, 0);
 }
 
 // The lower four nibbles of a word.
@@ -101,7 +100,7 @@ vec4 four_nibbles(uint word) {
     return vec4(field(word, 15u, 0, 8.0), field(word, 15u, 4, 8.0), field(word, 15u, 8, 8.0), field(word, 15u, 12, 8.0));
 }
 
-#define FOUR(at, number) four_nibbles(ahead[(at) + (number) / 2] >> 16 * ((number) % 2))
+#define FOUR(at, number) four_nibbles(words[(at) + (number) / 2] >> 16 * ((number) % 2))
 
 float nibble(Weights w, uint row, uint column) {
     const uint word = codes[w.codes_at + row * w.stride + column / 8];
@@ -147,15 +146,17 @@ float one(Weights w, uint row, uint column) {
 #define BY_ROW 0
 #define DOT_FACTOR 1.0
 #define UNIT 32
-#define UNIT_WORDS 3
-#define COLUMNS 32
-#define WORDS 3
+#define COLUMNS 64
+#define PIECE_WORDS ((PIECE + 15) / 16 + 1)
 
 // Six words a group of 64: two low bits of each in four, the high bits in two. A unit is half of each.
-void read_unit(Weights w, uint row, uint unit, out uint words[UNIT_WORDS]) {
+uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
     const uint group = w.codes_at + row * w.stride + 6 * (unit / 2);
-    const uvec2 low = codes_2[group / 2 + unit % 2];
-    words = uint[3](low.x, low.y, codes[group + 4 + unit % 2]);
+    const uint high = codes[group + 4 + unit % 2];
+    if (PIECE == UNIT) return uvec4(codes_2[group / 2 + unit % 2], high, 0);
+    const uint low = codes[group + unit % 2 * 2 + part * PIECE / 16];
+    if (PIECE == UNIT / 2) return uvec4(low, high >> 16 * part, 0, 0);
+    return uvec4(low >> 16 * (part % 2), high >> 8 * part, 0, 0);
 }
 
 uint unit_scale(Weights w, uint row, uint unit) { return w.scales_at + row * w.row_scales + unit / 2; }
@@ -174,9 +175,10 @@ vec4 four_of_three_bits(uint low, uint not_high, uint c) {
                 three_bits(low, not_high, c + 3));
 }
 
-#define FOUR(at, number)                                                           \
-    four_of_three_bits(ahead[(at) + (number) / 4] >> 16 * ((number) % 4 / 2),       \
-                       (number) < 4 ? ~ahead[(at) + 2] << 2 : ~ahead[(at) + 2] >> 14, 4 * (number))
+#define NOT_HIGH(at) ~words[(at) + PIECE_WORDS - 1]
+#define FOUR(at, number)                                                      \
+    four_of_three_bits(words[(at) + (number) / 4] >> 16 * ((number) % 4 / 2), \
+                       (number) < 4 ? NOT_HIGH(at) << 2 : NOT_HIGH(at) >> 14, 4 * (number))
 
 float one(Weights w, uint row, uint column) {
     const uint group = w.codes_at + row * w.stride + 6 * (column / 64), at = column % 64;
@@ -188,13 +190,13 @@ float one(Weights w, uint row, uint column) {
 #elif defined(CODING_INT2_ROW)
 #define BY_ROW 1
 #define UNIT 32
-#define UNIT_WORDS 2
-#define COLUMNS 32
-#define WORDS 2
+#define COLUMNS 64
+#define PIECE_WORDS ((PIECE + 15) / 16)
 
-void read_unit(Weights w, uint row, uint unit, out uint words[UNIT_WORDS]) {
-    const uvec2 found = codes_2[(w.codes_at + row * w.stride) / 2 + unit];
-    words = uint[2](found.x, found.y);
+uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
+    const uint from = w.codes_at + row * w.stride + 2 * unit;
+    if (PIECE == UNIT) return uvec4(codes_2[from / 2], 0, 0);
+    return uvec4(codes[from + part * PIECE / 16] >> (PIECE == 8 ? 16 * (part % 2) : 0), 0, 0, 0);
 }
 
 // Four fields of a word from bit p on.
@@ -202,7 +204,7 @@ vec4 four_pairs(uint word, uint p) {
     return vec4(field(word, 3u, p, 2.0), field(word, 3u, p + 2, 2.0), field(word, 3u, p + 4, 2.0), field(word, 3u, p + 6, 2.0));
 }
 
-#define FOUR(at, number) four_pairs(ahead[(at) + (number) / 4] >> 16 * ((number) % 4 / 2), 8 * ((number) % 2))
+#define FOUR(at, number) four_pairs(words[(at) + (number) / 4] >> 16 * ((number) % 4 / 2), 8 * ((number) % 2))
 
 float row_scale(Weights w, uint row) { return scales[w.scales_at + row]; }
 
@@ -215,13 +217,12 @@ float one(Weights w, uint row, uint column) {
 #define BY_ROW 0
 #define DOT_FACTOR 256.0
 #define UNIT 16
-#define UNIT_WORDS 4
-#define COLUMNS 16
-#define WORDS 4
+#define COLUMNS 32
+#define PIECE_WORDS (PIECE / 4)
 
-void read_unit(Weights w, uint row, uint unit, out uint words[UNIT_WORDS]) {
-    const uvec4 found = codes_4[(w.codes_at + row * w.stride) / 4 + unit];
-    words = uint[4](found.x, found.y, found.z, found.w);
+uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
+    const uint from = w.codes_at + row * w.stride;
+    return PIECE == UNIT ? codes_4[from / 4 + unit] : uvec4(codes_2[from / 2 + 2 * unit + part], 0, 0);
 }
 
 uint unit_scale(Weights w, uint row, uint unit) { return w.scales_at + row / 128 * w.row_scales + unit / 8; }
@@ -238,15 +239,24 @@ float any_e4m3(uint code) {
     return (code & 0x80u) != 0 ? -small : small;
 }
 
-vec4 four_e4m3(uint word) {
-    // each byte: 0x80 in the first sum from 8 on, in the second of 0x7f alone
-    const uint magnitudes = word & 0x7f7f7f7fu;
-    if (((magnitudes + 0x78787878u) & ~(magnitudes + 0x01010101u) & 0x80808080u) == 0x80808080u)
-        return vec4(upper_e4m3(word << 24), upper_e4m3(word << 16), upper_e4m3(word << 8), upper_e4m3(word));
-    return vec4(any_e4m3(word & 255u), any_e4m3(word >> 8 & 255u), any_e4m3(word >> 16 & 255u), any_e4m3(word >> 24));
+// What `upper_e4m3` gives, put right: of exponent 0 it has a one too much before the mantissa, of 0x7f it is no NaN.
+float mended(float value) {
+    const uint bits = floatBitsToUint(value);
+    precise const float small = fma(2.0, value, uintBitsToFloat((bits & 0x80000000u) ^ 0xb8800000u));
+    if ((bits & 0x07f00000u) == 0x07f00000u) return NOT_A_NUMBER;
+    return (bits & 0x07800000u) == 0 ? small : value;
 }
 
-#define FOUR(at, number) four_e4m3(ahead[(at) + (number)])
+vec4 four_e4m3(uint word) {
+    vec4 values = vec4(upper_e4m3(word << 24), upper_e4m3(word << 16), upper_e4m3(word << 8), upper_e4m3(word));
+    // in each byte: the first sum has 0x80 from magnitude 8 on, the second of 0x7f alone
+    const uint magnitudes = word & 0x7f7f7f7fu;
+    if (((magnitudes + 0x78787878u) & ~(magnitudes + 0x01010101u) & 0x80808080u) != 0x80808080u)
+        [[unroll]] for (uint k = 0; k < 4; k++) values[k] = mended(values[k]);
+    return values;
+}
+
+#define FOUR(at, number) four_e4m3(words[(at) + (number)])
 
 float one(Weights w, uint row, uint column) {
     const uint code = codes[w.codes_at + row * w.stride + column / 4] >> 8 * (column % 4) & 255u;
