@@ -239,20 +239,23 @@ float any_e4m3(uint code) {
     return (code & 0x80u) != 0 ? -small : small;
 }
 
-// What `upper_e4m3` gives, put right: of exponent 0 it has a one too much before the mantissa, of 0x7f it is no NaN.
+// What `upper_e4m3` gives, put right: of exponent 0, below 2^−14, it has a one too much before the mantissa.
 float mended(float value) {
-    const uint bits = floatBitsToUint(value);
-    precise const float small = fma(2.0, value, uintBitsToFloat((bits & 0x80000000u) ^ 0xb8800000u));
-    if ((bits & 0x07f00000u) == 0x07f00000u) return NOT_A_NUMBER;
-    return (bits & 0x07800000u) == 0 ? small : value;
+    const float one_less = uintBitsToFloat((floatBitsToUint(value) & 0x80000000u) ^ 0xb8800000u);
+    precise const float small = fma(2.0, value, one_less);
+    return abs(value) < 0.00006103515625 ? small : value;
 }
 
 vec4 four_e4m3(uint word) {
     vec4 values = vec4(upper_e4m3(word << 24), upper_e4m3(word << 16), upper_e4m3(word << 8), upper_e4m3(word));
     // in each byte: the first sum has 0x80 from magnitude 8 on, the second of 0x7f alone
-    const uint magnitudes = word & 0x7f7f7f7fu;
-    if (((magnitudes + 0x78787878u) & ~(magnitudes + 0x01010101u) & 0x80808080u) != 0x80808080u)
+    const uint magnitudes = word & 0x7f7f7f7fu, normal = magnitudes + 0x78787878u, above = magnitudes + 0x01010101u;
+    if ((normal & ~above & 0x80808080u) != 0x80808080u) {
         [[unroll]] for (uint k = 0; k < 4; k++) values[k] = mended(values[k]);
+        if ((above & 0x80808080u) != 0) {
+            [[unroll]] for (uint k = 0; k < 4; k++) values[k] = (above >> 8 * k & 0x80u) != 0 ? NOT_A_NUMBER : values[k];
+        }
+    }
     return values;
 }
 
