@@ -1,7 +1,7 @@
 // What all kernels share: sizes, how buffers and constants are declared, sums over 32 threads, the exponential.
 //
 // A kernel's buffers and constants stand in the order of its CUDA source in kernels/cuda, where its formula is; so do its
-// steps, and the order of its sums. A `warp` is 32 threads of a group, a `lane` one of them, whatever the device's
+// steps, and but for products the order of its sums. A `warp` is 32 threads of a group, a `lane` one of them, whatever the device's
 // subgroups are. With SUBGROUPS, which have to be full, lanes of a subgroup are added in registers, else all in shared memory.
 //
 // NaN is told by bits: a device need not keep to x ≠ x. Products and sums that round once are written as fma.

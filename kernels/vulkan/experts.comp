@@ -28,21 +28,16 @@ void main() {
     if (at == ABSENT) return;
     const uint first_output = (gl_WorkGroupID.x * WARPS + THREAD / LANES) * OUTS;
     const Weights w = Weights(at * c.expert_words, at * c.expert_scales, c.stride, c.row_scales, c.group_size);
-    uint rows[OUTS];
-    [[unroll]] for (uint o = 0; o < OUTS; o++) rows[o] = min(first_output + o, c.outputs - 1);
+    [[unroll]] for (uint o = 0; o < OUTS; o++) row_of[o] = min(first_output + o, c.outputs - 1);
     for (uint first = begin; first < end; first += ROWS) {
-        uint slot[ROWS], from[ROWS];
-        [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            slot[r] = groups[slots + min(first + r, end - 1)];
-            from[r] = slot[r] / c.divisor * c.columns;
-        }
-        float sum[OUTS * ROWS];
-        PRODUCT(w, rows, from, c.columns, c.columns % 4 == 0, sum)
+        if (THREAD < ROWS) x_at[THREAD] = groups[slots + min(first + THREAD, end - 1)] / c.divisor * c.columns;
+        product(w, c.columns, c.columns % 4 == 0);
         if (THREAD % LANES == 0) {
             [[unroll]] for (uint r = 0; r < ROWS; r++) {
                 if (first + r >= end) break;
+                const uint to = groups[slots + first + r] * c.outputs + first_output;
                 [[unroll]] for (uint o = 0; o < OUTS; o++)
-                    if (first_output + o < c.outputs) values_out[slot[r] * c.outputs + first_output + o] = sum[o * ROWS + r];
+                    if (first_output + o < c.outputs) values_out[to + o] = sum[o * ROWS + r];
             }
         }
     }

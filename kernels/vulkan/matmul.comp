@@ -24,17 +24,14 @@ void main() {
     // a group whose rows are all in other parts; the others go on together, for their warps add up together
     if (row_of_group + WARPS * OUTS <= c.first_row || row_of_group >= c.first_row + c.rows) return;
     const uint first_output = first_of_group + THREAD / LANES * OUTS;
-    uint rows[OUTS];
     bool here[OUTS];
     [[unroll]] for (uint o = 0; o < OUTS; o++) {
         const uint row = head * c.head_rows + c.head_first + first_output + o;
         here[o] = first_output + o < c.outputs && row >= c.first_row && row - c.first_row < c.rows;
-        rows[o] = here[o] ? row - c.first_row : 0;
+        row_of[o] = here[o] ? row - c.first_row : 0;
     }
-    uint from[ROWS];
-    [[unroll]] for (uint r = 0; r < ROWS; r++) from[r] = min(first_x + r, c.count - 1) * c.x_stride + head * c.x_head;
-    float sum[OUTS * ROWS];
-    PRODUCT(w, rows, from, c.columns, c.x_stride % 4 == 0 && c.x_head % 4 == 0, sum)
+    if (THREAD < ROWS) x_at[THREAD] = min(first_x + THREAD, c.count - 1) * c.x_stride + head * c.x_head;
+    product(w, c.columns, c.x_stride % 4 == 0 && c.x_head % 4 == 0);
     if (THREAD % LANES != 0) return;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         if (first_x + r >= c.count) break;

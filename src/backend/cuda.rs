@@ -78,6 +78,11 @@ impl Driver for Cuda {
         Limits { buffer_bytes: BUFFER_BYTES, groups: description.groups, shared_bytes }
     }
 
+    fn outputs(&self, _rows: u32) -> usize {
+        // kernels/cuda/product.cuh
+        32
+    }
+
     fn memory(&self) -> Result<DeviceMemory> {
         self.0.memory()
     }

@@ -40,8 +40,6 @@ const LAUNCH_TERMS: usize = 1 << 35;
 const SCRATCH_BYTES: usize = 64 << 20;
 /// Rows whose logits are computed together.
 const LOGIT_ROWS: usize = 64;
-/// Outputs that a group of threads takes: kernels/cuda/product.cuh.
-const OUTPUTS: usize = 32;
 
 /// Rows of x that a group of threads takes where there are so many.
 fn tile(rows: usize) -> u32 {
@@ -120,7 +118,8 @@ impl<D: Driver> Gpu<D> {
                 if whole { (terms.head_first, terms.outputs) } else { (part.rows.start, part.rows.len()) };
             for first in (0..x.rows).step_by(step) {
                 let count = x.rows.min(first + step);
-                let groups = [(count - first).div_ceil(rows as usize), outputs.div_ceil(OUTPUTS), terms.heads];
+                let of_group = self.device.driver().outputs(rows);
+                let groups = [(count - first).div_ceil(rows as usize), outputs.div_ceil(of_group), terms.heads];
                 let constants = [
                     terms.columns,
                     part.rows.start,

@@ -38,6 +38,9 @@ use stream::Stream;
 /// The backend's name in options and reports.
 pub const NAME: &str = "vulkan";
 
+/// Warps of a group: kernels/vulkan/common.glsl.
+const WARPS: usize = 8;
+
 /// Whether [`backend`] asks for the validation layers.
 static VALIDATION: AtomicBool = AtomicBool::new(false);
 
@@ -178,6 +181,10 @@ impl Driver for Vulkan {
 
     fn limits(&self) -> Limits {
         Limits { buffer_bytes: self.0.core.buffer_bytes, ..self.0.core.adapter.limits }
+    }
+
+    fn outputs(&self, rows: u32) -> usize {
+        pipelines::outputs(rows) as usize * WARPS
     }
 
     fn memory(&self) -> Result<DeviceMemory> {

@@ -22,6 +22,8 @@ pub trait Driver: Debug + Send + Sync {
     fn device(&self) -> String;
     /// What the device can do at most.
     fn limits(&self) -> Limits;
+    /// Outputs that a group of threads takes in products, in tiles of so many rows of x.
+    fn outputs(&self, rows: u32) -> usize;
     /// Memory that is free on the device and that it has, in bytes, as far as the API tells.
     fn memory(&self) -> Result<DeviceMemory>;
     /// Memory of at least `bytes` bytes, at most [`Limits::buffer_bytes`], aligned to 256. What it holds is not defined.

@@ -5,7 +5,7 @@ use super::driver::Driver;
 use super::kernels::{Kernel, Name, THREADS};
 use super::rows::{Choice, Rows};
 use super::weight::{ExpertMatrices, Weight};
-use super::{Gpu, LAUNCH_TERMS, OUTPUTS, tile};
+use super::{Gpu, LAUNCH_TERMS, tile};
 use crate::backend::{ExpertSource, Routing};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::format::Format;
@@ -169,10 +169,11 @@ impl<D: Driver> Gpu<D> {
             let [codes, scales, places] = slab.buffers();
             let [stride, row_scales, group_size] = layout.constants();
             let [expert_words, expert_scales] = slab.strides();
-            let kernel = Kernel { name: Name::Experts, coding: Some(layout.coding), rows: Some(tile(groups.rows)) };
+            let rows = tile(groups.rows);
+            let kernel = Kernel { name: Name::Experts, coding: Some(layout.coding), rows: Some(rows) };
             self.device.launch(
                 kernel,
-                [layout.rows.div_ceil(OUTPUTS), groups.most, 1],
+                [layout.rows.div_ceil(self.device.driver().outputs(rows)), groups.most, 1],
                 &[codes, scales, x.buffer(), out.buffer(), groups.words.buffer(), places],
                 &[
                     stride,

@@ -7,6 +7,7 @@ use crate::backend::reference::Reference;
 use crate::backend::samples::{attended, formats, matrix, numbers, routed, ways};
 use crate::backend::tolerances;
 use crate::format::Format;
+use crate::roles::Projection;
 
 /// How much a device computes in tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +94,10 @@ fn products<D: Driver>(gpu: &Gpu<D>, extent: Extent) {
         for columns in [2048, 6144, 12288, 16384] {
             check_product(gpu, &matrix(format, 5, columns, 3), 2);
         }
+        // Around the columns that a group of threads takes at a time, in every tile of rows.
+        for columns in [511, 1025, 2047, 2049] {
+            check_product(gpu, &matrix(format, 5, columns, 4), 9);
+        }
         // Odd groups are no less odd in a small matrix.
         if extent == Extent::Glm && !matches!(format, Format::Int4Grouped { group_size } if group_size % 64 != 0) {
             for (rows, columns) in GLM {
@@ -101,6 +106,28 @@ fn products<D: Driver>(gpu: &Gpu<D>, extent: Extent) {
             }
             check_product(gpu, &matrix(format, 2048, 6144, 9), 64);
         }
+    }
+    // Where weights stand in a word, and what they are put right by, changes no bit: x may be large or small.
+    for format in formats() {
+        let (matrix, x) = (matrix(format, 6, 130, 5), numbers(8, 2 * 130));
+        let times = |values: &[f32], factor: f32| values.iter().map(|value| value * factor).collect::<Vec<f32>>();
+        let found = product(gpu, &matrix, &x);
+        for factor in [2f32.powi(60), 2f32.powi(-60)] {
+            let scaled = product(gpu, &matrix, &times(&x, factor));
+            assert_eq!(bits(&scaled), bits(&times(&found, factor)), "{format}, x times {factor}");
+        }
+    }
+    // A code that is no number spoils its own output alone.
+    for code in [0x7f, 0xff] {
+        let mut weights = matrix(Format::Fp8E4m3B128, 3, 150, 2);
+        let x = numbers(3, 9 * 150);
+        let before = product(gpu, &weights, &x);
+        weights.codes[150 + 141] = code;
+        let after = product(gpu, &weights, &x);
+        assert!(after.iter().zip(&before).enumerate().all(|(at, (after, before))| match at % 3 {
+            1 => after.is_nan(),
+            _ => after == before,
+        }));
     }
     // No rows are no work.
     assert!(product(gpu, &matrix(Format::Int4Row, 3, 64, 1), &[]).is_empty());
@@ -258,6 +285,43 @@ fn many_positions<D: Driver>(gpu: &Gpu<D>) {
     assert!(found.0.ends_with(&alone.0) && found.1.ends_with(&alone.1) && found.2.ends_with(&alone.2));
 }
 
+/// Three experts of wide rows.
+struct Three(Format);
+
+impl ExpertSource for Three {
+    fn layer(&self) -> u64 {
+        1
+    }
+
+    fn count(&self) -> usize {
+        3
+    }
+
+    fn name(&self, expert: usize, _projection: Projection) -> String {
+        expert.to_string()
+    }
+
+    fn load(&self, expert: usize, projection: Projection) -> Result<Matrix> {
+        let seed = 3 * expert as u64;
+        Ok(match projection {
+            Projection::Gate => matrix(self.0, 36, 2100, seed),
+            Projection::Up => matrix(self.0, 36, 2100, seed + 1),
+            Projection::Down => matrix(self.0, 2100, 36, seed + 2),
+        })
+    }
+}
+
+/// Rows through two of three experts, each of which has many of them.
+fn many_of_three<B: Backend>(backend: &B, format: Format, rows: Range<usize>) -> Vec<f32> {
+    let experts = backend.upload_experts(&Three(format)).unwrap();
+    let gate = backend.upload("gate", matrix(Format::F32, 3, 2100, 50)).unwrap();
+    let bias = backend.upload("bias", matrix(Format::F32, 3, 1, 51)).unwrap();
+    let routing = Routing { chosen: 2, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
+    let x = backend.slice(&rows_of(backend, &numbers(52, 26 * 2100), 2100), rows, 0..2100).unwrap();
+    let choice = backend.route(&routing, &gate, &bias, &x).unwrap();
+    backend.read(&backend.experts(&experts, &choice, &x).unwrap()).unwrap()
+}
+
 fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
     for format in formats() {
         let exact = routed(&Reference::default(), format, 0..12);
@@ -268,6 +332,17 @@ fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
             assert!(apart <= f64::from(largest) * tolerances::EXPERTS, "{format}: {found}, not {expected}");
         }
         let in_pieces = [routed(gpu, format, 0..1), routed(gpu, format, 1..5), routed(gpu, format, 5..12)];
+        assert_eq!(bits(&in_pieces.concat()), bits(&found), "{format}");
+    }
+    for format in formats().into_iter().take(8) {
+        let exact = many_of_three(&Reference::default(), format, 0..26);
+        let found = many_of_three(gpu, format, 0..26);
+        let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in found.iter().zip(&exact) {
+            let apart = f64::from((found - expected).abs());
+            assert!(apart <= f64::from(largest) * tolerances::EXPERTS, "{format}: {found}, not {expected}");
+        }
+        let in_pieces = [many_of_three(gpu, format, 0..1), many_of_three(gpu, format, 1..26)];
         assert_eq!(bits(&in_pieces.concat()), bits(&found), "{format}");
     }
     // Groups of experts, of which only the best are looked at; equal scores; scores that are no numbers.

@@ -12,6 +12,12 @@ use super::spirv;
 use crate::backend::gpu::kernels::Kernel;
 use crate::error::{Fault, FaultKind, Place, Result};
 
+/// Outputs that a warp takes at a time in products with so many rows of x: of one row few, so that there are groups for all of a
+/// device; of several, x in shared memory is read less often the more there are.
+pub(super) fn outputs(rows: u32) -> u32 {
+    if rows == 1 { 2 } else { 4 }
+}
+
 /// Kernels that were made ready.
 pub(super) struct Pipelines {
     core: Arc<Core>,
@@ -79,7 +85,7 @@ impl Pipelines {
         Fault::new(Place::default(), FaultKind::GpuKernel { device, kernel })
     }
 
-    /// Makes a kernel ready; constant 0 of its code is the rows of its tile.
+    /// Makes a kernel ready; constant 0 of its code is the rows of its tile, constant 1 the outputs of a warp.
     fn make(&self, name: &str, code: &[u8], rows: Option<u32>, layout: vk::PipelineLayout) -> Result<vk::Pipeline> {
         let core = &self.core;
         let doing = || format!("make {name} ready");
@@ -89,9 +95,10 @@ impl Pipelines {
         // SAFETY: the code is whole words of SPIR-V, validated when it was committed.
         let answer = unsafe { core.device.create_shader_module(&info, None) };
         let module = core.check("vkCreateShaderModule", doing, answer)?;
-        let entries = [vk::SpecializationMapEntry { constant_id: 0, offset: 0, size: 4 }];
-        let value = rows.unwrap_or(1).to_le_bytes();
-        let constants = vk::SpecializationInfo::default().map_entries(&entries).data(&value);
+        let entry = |id: u32| vk::SpecializationMapEntry { constant_id: id, offset: 4 * id, size: 4 };
+        let (entries, rows) = ([entry(0), entry(1)], rows.unwrap_or(1));
+        let values = [rows, outputs(rows)].map(u32::to_le_bytes).concat();
+        let constants = vk::SpecializationInfo::default().map_entries(&entries).data(&values);
         let mut stage = vk::PipelineShaderStageCreateInfo::default()
             .stage(vk::ShaderStageFlags::COMPUTE)
             .module(module)
