@@ -4,8 +4,10 @@ mod attending;
 mod checkpoint;
 mod converting;
 mod decoding;
+mod gpu;
 mod kernels;
 mod quantizing;
+mod scoring;
 mod synthetic;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +17,9 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use crate::backend::gpu::Gpu;
+use crate::backend::gpu::driver::Driver;
+use crate::backend::{Backend, Device, cuda, vulkan};
 use crate::checkpoint::weight_files;
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
@@ -33,8 +38,9 @@ use synthetic::{Contents, Synthetic};
 pub struct Options {
     /// Where containers are made, in a directory of their own that is removed afterwards.
     pub directory: PathBuf,
-    /// Bytes of the container whose payload is verified or that is decoded with, or of the checkpoint that is converted, about.
-    pub bytes: u64,
+    /// Bytes of the container whose payload is verified or that is decoded or scored with, of the checkpoint that is
+    /// converted, or of the weights of a kernel, about; by default what suits the work.
+    pub bytes: Option<u64>,
     /// Bytes of a shard of that checkpoint, about.
     pub shard_bytes: u64,
     /// Leave out quantizing alone.
@@ -45,6 +51,26 @@ pub struct Options {
     pub threads: usize,
     /// Repetitions of each measure.
     pub rounds: usize,
+    /// Where kernels are run, and models decoded and scored with: the CPU or a GPU.
+    pub device: Device,
+    /// Of kernels on a GPU, only measures whose names contain this.
+    pub only: Option<String>,
+}
+
+/// Bytes of what is measured, and of a model that is decoded with, unless somebody says otherwise.
+const USUAL_BYTES: u64 = 1 << 30;
+const USUAL_DECODED_BYTES: u64 = 8 << 30;
+
+impl Options {
+    /// Bytes of what is measured.
+    fn bytes(&self) -> u64 {
+        self.bytes.unwrap_or(USUAL_BYTES)
+    }
+
+    /// Bytes of a model that is decoded with.
+    fn decoded_bytes(&self) -> u64 {
+        self.bytes.unwrap_or(USUAL_DECODED_BYTES)
+    }
 }
 
 /// Measures reading headers, surveying, and verifying payloads.
@@ -55,7 +81,7 @@ pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     let pool = threads::pool(limits::HASH_WORKERS * threads, &options.directory)?;
     let scratch = Scratch::create(&options.directory)?;
     let container = scratch.path.join("payload");
-    let synthetic = Synthetic::of_bytes(options.bytes, threads);
+    let synthetic = Synthetic::of_bytes(options.bytes(), threads);
     check_space(&container, synthetic.bytes()?)?;
     progress.step("reading headers");
     let mut measures = headers(&scratch, options)?;
@@ -88,34 +114,86 @@ pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport
 /// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
 pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
     check_size(options, LEAST_BYTES, "at least 1M")?;
-    // Whole matrices of the largest shape, of which one is made while the others are there.
-    check_memory(options.bytes.saturating_add(kernels::LARGEST_BYTES.saturating_mul(2)))?;
     let pool = threads::pool(options.threads, &options.directory)?;
-    let measures = pool.install(|| kernels::measures(options.bytes, options.rounds, progress))?;
-    Ok(report("kernels", pool.current_num_threads(), measures))
+    let threads = pool.current_num_threads();
+    match options.device {
+        Device::Cuda(number) => {
+            let gpu = cuda::backend(number, None)?;
+            let measures = pool.install(|| gpu::kernels(&gpu, options, progress))?;
+            Ok(on_gpu(&gpu, options, report("kernels", threads, measures)))
+        }
+        Device::Vulkan(number) => {
+            let gpu = vulkan::backend(number, None)?;
+            let measures = pool.install(|| gpu::kernels(&gpu, options, progress))?;
+            Ok(on_gpu(&gpu, options, report("kernels", threads, measures)))
+        }
+        Device::Reference | Device::Cpu => {
+            // Whole matrices of the largest shape, of which one is made while the others are there.
+            check_memory(options.bytes().saturating_add(kernels::LARGEST_BYTES.saturating_mul(2)))?;
+            let measures = pool.install(|| kernels::measures(options.bytes(), options.rounds, progress))?;
+            Ok(report("kernels", threads, measures))
+        }
+    }
 }
 
-/// Measures decoding with routed experts on demand, beside reading the disk and reading memory.
+/// Measures decoding: on the CPU with routed experts on demand, beside reading the disk and reading memory, on a GPU with
+/// all of them there, beside reading its memory.
 pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
     check_size(options, LEAST_DECODED_BYTES, "at least 24M, to decode")?;
     let pool = threads::pool(options.threads, &options.directory)?;
-    let scratch = Scratch::create(&options.directory)?;
-    let container = scratch.path.join("model");
-    let measures = pool.install(|| decoding::measures(&container, options, progress))?;
-    let model = Some(Synthetic::model(options.bytes).described());
-    Ok(BenchReport { model, ..report("decode", pool.current_num_threads(), measures) })
+    let threads = pool.current_num_threads();
+    let synthetic = Synthetic::model(options.decoded_bytes());
+    let model = Some(synthetic.described());
+    let report = match options.device {
+        Device::Cuda(number) => {
+            let gpu = cuda::backend(number, None)?;
+            let measures = pool.install(|| gpu::decode(&gpu, &synthetic, options, progress))?;
+            on_gpu(&gpu, options, report("decode", threads, measures))
+        }
+        Device::Vulkan(number) => {
+            let gpu = vulkan::backend(number, None)?;
+            let measures = pool.install(|| gpu::decode(&gpu, &synthetic, options, progress))?;
+            on_gpu(&gpu, options, report("decode", threads, measures))
+        }
+        Device::Reference | Device::Cpu => {
+            let scratch = Scratch::create(&options.directory)?;
+            let container = scratch.path.join("model");
+            let measures = pool.install(|| decoding::measures(&container, options, progress))?;
+            report("decode", threads, measures)
+        }
+    };
+    Ok(BenchReport { model, ..report })
+}
+
+/// Measures scoring requests that have much in common.
+pub fn score(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
+    check_size(options, LEAST_DECODED_BYTES, "at least 24M, to score")?;
+    let bytes = match options.device.is_gpu() {
+        true => options.decoded_bytes(),
+        false => options.bytes(),
+    };
+    let synthetic = Synthetic::model(bytes);
+    let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
+    let (gpu, measures) = scoring::measures(&synthetic, options, progress)?;
+    let device = options.device.to_string();
+    Ok(BenchReport { device, gpu, model: Some(synthetic.described()), ..report("score", threads, measures) })
+}
+
+/// A report of a GPU.
+fn on_gpu<D: Driver>(gpu: &Gpu<D>, options: &Options, report: BenchReport) -> BenchReport {
+    BenchReport { device: options.device.to_string(), gpu: Some(gpu.device()), ..report }
 }
 
 /// The smallest size of what else is measured: a smaller one measures nothing.
 const LEAST_BYTES: u64 = 1 << 20;
 
 fn check_size(options: &Options, least: u64, expected: &'static str) -> Result<()> {
-    match options.bytes < least {
-        true => {
-            let (flag, found) = ("--size", options.bytes.to_string());
+    match options.bytes {
+        Some(bytes) if bytes < least => {
+            let (flag, found) = ("--size", bytes.to_string());
             Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
         }
-        false => Ok(()),
+        _ => Ok(()),
     }
 }
 
@@ -137,7 +215,7 @@ fn check_space(path: &Path, needed: u64) -> Result<()> {
     }
 }
 
-/// The smallest container that is decoded with: a smaller one has no room for a model.
+/// The smallest container that is decoded or scored with: a smaller one has no room for a model.
 const LEAST_DECODED_BYTES: u64 = 24 << 20;
 
 /// Measures with what they were taken on.
@@ -145,6 +223,8 @@ fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchRep
     BenchReport {
         target: target.to_owned(),
         cpu: crate::io::cpu_name(),
+        device: Device::Cpu.to_string(),
+        gpu: None,
         model: None,
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
         threads: threads as u64,
@@ -237,6 +317,11 @@ fn measure(name: &str, seconds: &[f64], bytes: Option<u64>) -> BenchMeasure {
         cpu_seconds: None,
         g_weights_per_cpu_second: None,
         tokens_per_second: None,
+        written_out_tokens_per_second: None,
+        token_bytes: None,
+        launches: None,
+        wait_seconds: None,
+        clock: None,
         experts: None,
         peak_anonymous_bytes: None,
         limit: None,

@@ -14,7 +14,7 @@ mod verify;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use self::bench::{BenchDocument, BenchMeasure, BenchReport};
+pub use self::bench::{BenchDocument, BenchMeasure, BenchReport, BenchTokenBytes};
 pub use self::devices::{DevicesApi, DevicesCpu, DevicesGpu, DevicesReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
 pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};

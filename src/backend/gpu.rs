@@ -10,6 +10,7 @@ pub mod device;
 pub mod driver;
 pub mod kernels;
 mod lists;
+mod measured;
 mod moe;
 pub mod peaks;
 mod rows;

@@ -49,9 +49,9 @@ pub(super) fn measures(
 ) -> Result<Vec<BenchMeasure>, Faults> {
     let source = scratch.path.join("checkpoint");
     // The checkpoint, and beside it what is made of it: about as much again, or the plain copy of that.
-    check_space(&source, 2 * checkpoint::stored_bytes(options.bytes)?)?;
+    check_space(&source, 2 * checkpoint::stored_bytes(options.bytes())?)?;
     progress.step("making a checkpoint");
-    let weights = checkpoint::write(&source, options.bytes, options.shard_bytes)?;
+    let weights = checkpoint::write(&source, options.bytes(), options.shard_bytes)?;
     for (_, settings) in formats() {
         check_space(&source, Round { source: &source, scratch, options, settings: &settings }.planned_bytes()?)?;
     }

@@ -25,8 +25,8 @@ use crate::model::Model;
 use crate::model::kv_cache::KvCache;
 use crate::model::memory::{Needs, share};
 use crate::progress::Progress;
-use crate::report::BenchMeasure;
-use crate::roles::{Census, Projection};
+use crate::report::{BenchMeasure, BenchTokenBytes};
+use crate::roles::{Census, Class, Projection};
 use crate::weights::Weights;
 
 /// Share of the experts that the cache may keep while they come from the disk.
@@ -40,7 +40,7 @@ const MEMORY_BYTES: usize = 256 << 20;
 
 /// Makes a container and decodes with it.
 pub(super) fn measures(path: &Path, options: &Options, progress: &dyn Progress) -> Result<Vec<BenchMeasure>, Faults> {
-    let synthetic = Synthetic::model(options.bytes);
+    let synthetic = Synthetic::model(options.decoded_bytes());
     check_space(path, synthetic.bytes()?)?;
     progress.step("making a container");
     synthetic.write(path, Contents::Model, true, progress)?;
@@ -63,19 +63,20 @@ fn tokens(container: &Container, needs: &Needs) -> u64 {
 }
 
 /// A model, its text so far, and the tokens to come.
-struct Decoder<'m, 'b> {
-    model: &'m Model<'b, Cpu>,
-    cache: KvCache<Cpu>,
+pub(super) struct Decoder<'m, 'b, B: Backend> {
+    model: &'m Model<'b, B>,
+    cache: KvCache<B>,
     random: Random,
 }
 
-impl<'m, 'b> Decoder<'m, 'b> {
-    fn new(model: &'m Model<'b, Cpu>) -> Result<Self> {
+impl<'m, 'b, B: Backend> Decoder<'m, 'b, B> {
+    /// No text yet.
+    pub(super) fn new(model: &'m Model<'b, B>) -> Result<Self> {
         Ok(Decoder { model, cache: model.cache(None)?, random: Random::new(7) })
     }
 
     /// So many tokens, one after the other; seconds that they took.
-    fn run(&mut self, tokens: u64) -> Result<f64> {
+    pub(super) fn run(&mut self, tokens: u64) -> Result<f64> {
         let vocab_size = self.model.config().vocab_size;
         let started = Instant::now();
         for _ in 0..tokens {
@@ -174,7 +175,9 @@ fn from_memory(
     while counters(&cpu).bytes_read < stored && decoder.cache.len() < POSITIONS as usize / 4 {
         decoder.run(1)?;
     }
-    let bytes_of_token = dense_bytes(container)? + needs.experts / config.n_routed_experts * config.num_experts_per_tok;
+    let of_experts = needs.experts / config.n_routed_experts * config.num_experts_per_tok;
+    let of_token = BenchTokenBytes { routed: of_experts, ..token_bytes(container)? };
+    let bytes_of_token = of_token.total();
     let (memory, tokens) = (vec![1u8; MEMORY_BYTES], 4);
     let (mut read, mut decode, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     let before = counters(&cpu);
@@ -192,6 +195,7 @@ fn from_memory(
     let name = format!("decode, experts in memory, {tokens} tokens");
     let mut decoding = measure(&name, &decode, Some(bytes_of_token * tokens));
     decoding.tokens_per_second = Some(tokens as f64 / decoding.fastest_seconds.max(1e-9));
+    decoding.token_bytes = Some(of_token);
     decoding.limit = Some("reading memory".to_owned());
     decoding.of_limit = Some(median(&shares));
     decoding.experts = Some(since(counters(&cpu), before));
@@ -202,17 +206,32 @@ fn counters(cpu: &Cpu) -> experts::Counters {
     cpu.expert_counters().unwrap_or_default()
 }
 
-/// Bytes of the weights that every token reads: all but routed experts and the embedding.
-fn dense_bytes(container: &Container) -> Result<u64> {
-    let census = Census::of(container.config());
-    let mut bytes = 0;
-    for (name, _) in census.iter().filter(|(_, role)| !role.optional && role.resident()) {
-        if name.as_str() != "model.embed_tokens.weight" && container.contains(name.as_str()) {
-            let located = container.locate(name.as_str())?;
-            bytes += located.map_or(0, |weight| weight.code_bytes() + 4 * weight.scale_count());
+/// Bytes of the weights that a token reads: all but the embedding, of routed experts those that it chooses, and of indexers
+/// what makes keys, for no text here is longer than what they choose.
+pub(super) fn token_bytes(container: &Container) -> Result<BenchTokenBytes> {
+    let config = container.config();
+    let census = Census::of(config);
+    let mut of_token = BenchTokenBytes::default();
+    for (name, role) in census.iter().filter(|(_, role)| !role.optional) {
+        let unread = name.as_str() == "model.embed_tokens.weight"
+            || role.class == Class::Indexer && ["wq_b", "weights_proj"].iter().any(|part| name.as_str().contains(part));
+        if unread || !container.contains(name.as_str()) {
+            continue;
         }
+        let located = container.locate(name.as_str())?;
+        let bytes = located.map_or(0, |weight| weight.code_bytes() + 4 * weight.scale_count());
+        let sum = match role.class {
+            Class::O | Class::Kvb | Class::Attn | Class::Indexer => &mut of_token.attention,
+            Class::Dmlp => &mut of_token.dense,
+            Class::Sh => &mut of_token.shared,
+            Class::X => &mut of_token.routed,
+            Class::Io => &mut of_token.head,
+            Class::F32 | Class::Mtp => &mut of_token.other,
+        };
+        *sum += bytes;
     }
-    Ok(bytes)
+    of_token.routed = of_token.routed / config.n_routed_experts.max(1) * config.num_experts_per_tok;
+    Ok(of_token)
 }
 
 /// What of a file is read at once.

@@ -18,18 +18,18 @@ use crate::report::BenchMeasure;
 use crate::weights::Matrix;
 
 /// Shapes [O, I] of GLM-5.2: an expert's gate or up and its down projection, q_b, o_proj.
-const SHAPES: [(usize, usize); 4] = [(2048, 6144), (6144, 2048), (16384, 2048), (6144, 16384)];
+pub(super) const SHAPES: [(usize, usize); 4] = [(2048, 6144), (6144, 2048), (16384, 2048), (6144, 16384)];
 /// The shape of products with many rows.
 const MANY: (usize, usize) = (2048, 6144);
 /// Bytes of the largest of these as f32.
 pub(super) const LARGEST_BYTES: u64 = 4 * 6144 * 16384;
 /// Rows of x that are few, and many.
-const FEW_ROWS: [usize; 4] = [1, 2, 4, 8];
-const MANY_ROWS: [usize; 2] = [64, 512];
+pub(super) const FEW_ROWS: [usize; 4] = [1, 2, 4, 8];
+pub(super) const MANY_ROWS: [usize; 2] = [64, 512];
 /// Operations of the measure of the limit.
 pub(super) const PEAK_FLOPS: u64 = 2_000_000_000;
 
-const FORMATS: [Format; 9] = [
+pub(super) const FORMATS: [Format; 9] = [
     Format::F32,
     Format::Int8Row,
     Format::Fp8E4m3B128,
@@ -79,10 +79,14 @@ impl Random {
     }
 }
 
-pub(super) fn x(width: usize, n: usize) -> Rows {
+/// Numbers from −1 to 1 of so many rows.
+pub(super) fn numbers(width: usize, n: usize) -> Vec<f32> {
     let mut random = Random(88_172_645_463_325_252);
-    let values: Vec<f32> = (0..n * width).map(|_| (random.next() >> 40) as f32 / 8_388_608.0 - 1.0).collect();
-    Cpu::default().write(&values, width).expect("rows of that width")
+    (0..n * width).map(|_| (random.next() >> 40) as f32 / 8_388_608.0 - 1.0).collect()
+}
+
+pub(super) fn x(width: usize, n: usize) -> Rows {
+    Cpu::default().write(&numbers(width, n), width).expect("rows of that width")
 }
 
 /// One kernel that is measured.
@@ -115,7 +119,8 @@ pub(super) fn measures(bytes: u64, rounds: usize, progress: &dyn Progress) -> Re
     Ok(measures)
 }
 
-fn name_of(format: Format) -> String {
+/// A format's name, with its group size.
+pub(super) fn name_of(format: Format) -> String {
     match format {
         Format::Int4Grouped { group_size } => format!("int4-grouped({group_size})"),
         format => format.name().to_owned(),

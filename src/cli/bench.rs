@@ -7,9 +7,10 @@ use clap::{Args, ValueEnum};
 
 use super::progress::Meter;
 use super::{Talk, not_available, print, print_json, size, tell, text};
+use crate::backend::Device;
 use crate::bench::{self, Options};
-use crate::error::Faults;
-use crate::report::{BenchMeasure, BenchReport, Experts};
+use crate::error::{Fault, FaultKind, Faults, Place};
+use crate::report::{BenchMeasure, BenchReport, BenchTokenBytes, Experts};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Target {
@@ -17,11 +18,11 @@ enum Target {
     Convert,
     /// Reading headers, verifying payloads
     Inspect,
-    /// Products with stored matrices on the CPU, every format
+    /// Products with stored matrices, every format
     Kernels,
-    /// Tokens a second on the CPU with routed experts from the disk, and from memory
+    /// Tokens a second: on the CPU with routed experts from the disk, and from memory, on a GPU with all of them there
     Decode,
-    /// Not available in this version
+    /// Tokens a second of scoring requests
     Score,
 }
 
@@ -34,9 +35,10 @@ pub(crate) struct Arguments {
     /// Where to make the containers that are measured; removed afterwards [default: the system's place for such files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Size of the container whose payload is verified or that is decoded with, or of the checkpoint that is converted, or of
-    /// the weights of a kernel; what is decoded with has GLM-5.2's widths from 4G on, and narrower ones below [default: 1G, of
-    /// `decode` 8G]
+    /// Size of the container whose payload is verified or that is decoded or scored with, or of the checkpoint that is
+    /// converted, or of the weights of a kernel; what is decoded or scored with has GLM-5.2's widths from 4G on, and narrower
+    /// ones below, kernels on a GPU have them from 32M on [default: 1G, of `decode` and of `score` on a GPU 8G, of `kernels` on a
+    /// GPU what it reads in half a millisecond, 64M to 2G]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
     /// Size of the shards of that checkpoint
@@ -54,25 +56,37 @@ pub(crate) struct Arguments {
     /// Threads; 0 for one per core [default: 0]
     #[arg(long, value_name = "N", value_parser = super::threads, default_value_t = 0, hide_default_value = true)]
     threads: usize,
-    /// Of `kernels` and `decode`, where to compute: cpu
+    /// Of `kernels`, `decode` and `score`, where to compute: cpu, cuda[:N] or vulkan[:N] [default: cpu]
     #[arg(long, value_name = "D")]
     device: Option<String>,
+    /// Of `kernels` on a GPU, only measures whose names contain this, for one "int4-row [2048, 6144]"
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     #[command(flatten)]
     pub(super) talk: Talk,
 }
 
 impl Arguments {
+    /// What is planned but not there.
     fn later(&self) -> Option<&'static str> {
-        match (self.target, &self.device) {
+        match (self.target, self.device.as_deref()) {
             (None, _) => Some("`coliconv bench` without a target"),
-            (Some(Target::Kernels | Target::Decode), Some(device)) if device != "cpu" => {
-                Some("another device than cpu")
-            }
-            (Some(Target::Kernels | Target::Decode), _) => None,
-            (Some(Target::Score), _) => Some("`coliconv bench score`"),
             (Some(Target::Inspect | Target::Convert), Some(_)) => Some("--device"),
-            (Some(Target::Inspect | Target::Convert), None) => None,
+            (Some(Target::Kernels | Target::Decode | Target::Score), Some("reference")) => {
+                Some("`coliconv bench` on the reference backend")
+            }
+            _ => None,
         }
+    }
+
+    /// Where to compute.
+    fn device(&self) -> Result<Device, Fault> {
+        let device = self.device.as_deref().map_or(Ok(Device::Cpu), |text| Device::parse("--device", text))?;
+        if self.only.is_some() && !(self.target == Some(Target::Kernels) && device.is_gpu()) {
+            let (flag, needs) = ("--only", "`bench kernels` on a GPU");
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));
+        }
+        Ok(device)
     }
 }
 
@@ -83,12 +97,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     }
     let options = Options {
         directory: arguments.dir.clone().unwrap_or_else(std::env::temp_dir),
-        bytes: arguments.size.unwrap_or(if arguments.target == Some(Target::Decode) { 8 << 30 } else { 1 << 30 }),
+        bytes: arguments.size,
         shard_bytes: arguments.shard_size,
         whole_only: arguments.whole_only,
         layers: arguments.layers,
         threads: arguments.threads,
         rounds: usize::from(arguments.rounds),
+        device: arguments.device()?,
+        only: arguments.only.clone(),
     };
     let meter = Meter::new(arguments.talk.quiet);
     // Nothing is lost by the end of it, but gigabytes would stay.
@@ -101,6 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         Some(Target::Convert) => bench::convert(&options, &meter)?,
         Some(Target::Kernels) => bench::kernels(&options, &meter)?,
         Some(Target::Decode) => bench::decode(&options, &meter)?,
+        Some(Target::Score) => bench::score(&options, &meter)?,
         _ => bench::inspect(&options, &meter)?,
     };
     Ok(if arguments.talk.json { print_json(&report) } else { print(&report_text(&report)) })
@@ -114,6 +131,9 @@ fn report_text(report: &BenchReport) -> String {
         report.kernel.clone().unwrap_or_else(unknown),
         report.threads
     );
+    if let Some(gpu) = &report.gpu {
+        out += &format!("on {gpu}\n\n");
+    }
     if let Some(model) = &report.model {
         out += &format!("{model}\n\n");
     }
@@ -136,12 +156,33 @@ fn on_demand(experts: &Experts) -> String {
     text + &format!(", {:.1} s of waiting", experts.wait_seconds)
 }
 
+/// `2.1 GB of weights a token: attention 0.9, routed experts 1.2 GB`
+fn of_token(of_token: &BenchTokenBytes) -> String {
+    let BenchTokenBytes { attention, dense, shared, routed, head, other } = *of_token;
+    let parts = [
+        ("attention", attention),
+        ("dense layers", dense),
+        ("shared experts", shared),
+        ("routed experts", routed),
+        ("output head", head),
+        ("other", other),
+    ];
+    let parts = parts.map(|(name, bytes)| format!("{name} {}", size::human(bytes)));
+    format!("{} of weights a token ({})", size::human(of_token.total()), parts.join(", "))
+}
+
 /// What has no column: other rates, memory, and where experts came from.
 fn more(measure: &BenchMeasure) -> Option<String> {
-    let tokens = measure.tokens_per_second.map(|rate| format!("{rate:.2} tokens/s"));
+    let through = if measure.written_out_tokens_per_second.is_some() { " through the layers" } else { "" };
+    let tokens = measure.tokens_per_second.map(|rate| format!("{rate:.2} tokens/s{through}"));
+    let written = measure.written_out_tokens_per_second.map(|rate| format!("{rate:.2} written-out tokens/s"));
+    let of_token = measure.token_bytes.as_ref().map(of_token);
+    let launches = measure.launches.filter(|_| measure.tokens_per_second.is_some());
+    let launches = launches.map(|launches| format!("{launches:.0} kernels a token"));
+    let waited = measure.wait_seconds.map(|seconds| format!("{seconds:.2} s of waiting for the GPU"));
     let weights = measure.g_weights_per_cpu_second.map(|rate| format!("{rate:.2} G weights/CPU-s"));
     let peak = measure.peak_anonymous_bytes.map(|bytes| format!("at most {} of memory", size::human(bytes)));
-    let parts = [tokens, weights, peak, measure.experts.as_ref().map(on_demand)];
+    let parts = [tokens, written, of_token, launches, waited, weights, peak, measure.experts.as_ref().map(on_demand)];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join(", "))
 }
@@ -159,6 +200,8 @@ fn row(measure: &BenchMeasure) -> Vec<String> {
         (_, _, Some(times)) => format!("{times:.1} × plain"),
         _ => String::new(),
     };
-    let (median, fastest) = (format!("{:.4}", measure.seconds), format!("{:.4}", measure.fastest_seconds));
+    // Kernels of a GPU take millionths of a second.
+    let digits = if measure.clock.is_some() { 6 } else { 4 };
+    let [median, fastest] = [measure.seconds, measure.fastest_seconds].map(|seconds| format!("{seconds:.digits$}"));
     vec![measure.name.clone(), median, fastest, rate, limit]
 }

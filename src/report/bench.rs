@@ -15,7 +15,11 @@ pub struct BenchReport {
     pub cpu: Option<String>,
     /// The operating system's kernel, where the system tells.
     pub kernel: Option<String>,
-    /// What model is decoded with; null where none is.
+    /// Where it was computed, as `--device` names it.
+    pub device: String,
+    /// The GPU's own name, with its driver; null on the CPU.
+    pub gpu: Option<String>,
+    /// What model is decoded or scored with; null where none is.
     pub model: Option<String>,
     /// Threads that worked.
     pub threads: u64,
@@ -50,8 +54,18 @@ pub struct BenchMeasure {
     pub cpu_seconds: Option<f64>,
     /// 10^9 weights by these seconds.
     pub g_weights_per_cpu_second: Option<f64>,
-    /// Tokens a second in the fastest round; null where that is not the point.
+    /// Tokens a second in the fastest round, of scoring those that went through the layers; null where that is not the point.
     pub tokens_per_second: Option<f64>,
+    /// Tokens a second when what texts share is counted as often as it is written out; null but for scoring.
+    pub written_out_tokens_per_second: Option<f64>,
+    /// What the weights that a token needs take, in bytes; null where that is not the point.
+    pub token_bytes: Option<BenchTokenBytes>,
+    /// Kernels that are started for what `seconds` are of, or, of decoding, for a token; null on the CPU.
+    pub launches: Option<f64>,
+    /// Seconds in which the host waited for the GPU's answers, of all rounds; null where that is not the point.
+    pub wait_seconds: Option<f64>,
+    /// Whose clock measured: `device` or `host`; null on the CPU.
+    pub clock: Option<String>,
     /// What reading routed experts on demand took in all rounds; null where that is not the point.
     pub experts: Option<Experts>,
     /// Largest anonymous memory seen, in bytes; null where that is not the point.
@@ -64,6 +78,31 @@ pub struct BenchMeasure {
     pub baseline: Option<String>,
     /// Its rate by that of its baseline, each in its fastest round.
     pub of_baseline: Option<f64>,
+}
+
+/// Bytes of the weights that the forward pass of one token reads, each once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BenchTokenBytes {
+    /// Projections of attention, and the indexers.
+    pub attention: u64,
+    /// MLPs of dense layers.
+    pub dense: u64,
+    /// Shared experts.
+    pub shared: u64,
+    /// Routed experts that are chosen.
+    pub routed: u64,
+    /// The output head.
+    pub head: u64,
+    /// Norms, routers and biases.
+    pub other: u64,
+}
+
+impl BenchTokenBytes {
+    /// All together.
+    pub fn total(&self) -> u64 {
+        let BenchTokenBytes { attention, dense, shared, routed, head, other } = self;
+        attention + dense + shared + routed + head + other
+    }
 }
 
 /// Either document of `bench --json`.

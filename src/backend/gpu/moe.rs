@@ -19,9 +19,9 @@ const MOST_GROUPS: usize = 256;
 #[derive(Debug)]
 pub struct Experts<D: Driver> {
     count: usize,
-    gate: ExpertMatrices<D>,
-    up: ExpertMatrices<D>,
-    down: ExpertMatrices<D>,
+    pub(super) gate: ExpertMatrices<D>,
+    pub(super) up: ExpertMatrices<D>,
+    pub(super) down: ExpertMatrices<D>,
 }
 
 impl<D: Driver> Experts<D> {
@@ -128,15 +128,7 @@ impl<D: Driver> Gpu<D> {
         chosen: usize,
         x: &Rows<D>,
     ) -> Result<Rows<D>> {
-        let slots = x.rows * chosen;
-        let most = slots.min(experts.count);
-        let groups = Groups { words: self.device.values(2 + 2 * most + slots)?, most, rows: x.rows, slots };
-        self.device.launch(
-            Kernel::plain(Name::GroupRows),
-            [1, 1, 1],
-            &[ids.buffer(), groups.words.buffer()],
-            &[slots as u32, experts.count as u32, most as u32],
-        )?;
+        let groups = self.grouped(experts, ids, x.rows, chosen)?;
         let gate = self.of_experts(&experts.gate, x, &groups, chosen)?;
         let up = self.of_experts(&experts.up, x, &groups, chosen)?;
         let gated = self.gated(&gate, &up)?;
@@ -151,8 +143,28 @@ impl<D: Driver> Gpu<D> {
         Ok(out)
     }
 
+    /// The slots of so many rows, by expert.
+    pub(super) fn grouped(
+        &self,
+        experts: &Experts<D>,
+        ids: &Pooled<D>,
+        rows: usize,
+        chosen: usize,
+    ) -> Result<Groups<D>> {
+        let slots = rows * chosen;
+        let most = slots.min(experts.count);
+        let groups = Groups { words: self.device.values(2 + 2 * most + slots)?, most, rows, slots };
+        self.device.launch(
+            Kernel::plain(Name::GroupRows),
+            [1, 1, 1],
+            &[ids.buffer(), groups.words.buffer()],
+            &[slots as u32, experts.count as u32, most as u32],
+        )?;
+        Ok(groups)
+    }
+
     /// One projection of the chosen experts: [slots, O]; slot s reads row s / divisor of x.
-    fn of_experts(
+    pub(super) fn of_experts(
         &self,
         matrices: &ExpertMatrices<D>,
         x: &Rows<D>,

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::*;
 use crate::backend::reference::Reference;
-use crate::backend::samples::{attended, formats, matrix, numbers, routed, ways};
+use crate::backend::samples::{Made, attended, formats, matrix, numbers, routed, ways};
 use crate::backend::tolerances;
 use crate::format::Format;
 use crate::roles::Projection;
@@ -344,6 +344,22 @@ fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
         }
         let in_pieces = [many_of_three(gpu, format, 0..1), many_of_three(gpu, format, 1..26)];
         assert_eq!(bits(&in_pieces.concat()), bits(&found), "{format}");
+    }
+    // A choice that is given, and its parts by themselves.
+    let format = Format::Int4Grouped { group_size: 64 };
+    let experts = gpu.upload_experts(&Made(format)).unwrap();
+    let routed = [vec![(5, 0.5), (0, 2.0)], vec![(0, 1.0), (3, 0.25)], vec![(5, 1.5), (3, 1.0)]];
+    let (choice, x) = (gpu.chosen(&routed).unwrap(), rows_of(gpu, &numbers(52, 3 * 40), 40));
+    assert_eq!(gpu.read_choice(&choice).unwrap(), routed);
+    let part = |projection, x| gpu.projected(&experts, projection, &choice, x).unwrap();
+    let gated = gpu.swiglu(&part(Projection::Gate, &x), &part(Projection::Up, &x)).unwrap();
+    let down = gpu.read(&part(Projection::Down, &gated)).unwrap();
+    let whole = gpu.read(&gpu.experts(&experts, &choice, &x).unwrap()).unwrap();
+    for (row, routed) in routed.iter().enumerate() {
+        for column in 0..40 {
+            let sum: f32 = (0..2).map(|slot| routed[slot].1 * down[(2 * row + slot) * 40 + column]).sum();
+            assert!((sum - whole[row * 40 + column]).abs() <= 1e-5 * sum.abs().max(1.0), "row {row}, column {column}");
+        }
     }
     // Groups of experts, of which only the best are looked at; equal scores; scores that are no numbers.
     fn choose<B: Backend>(backend: &B, routing: &Routing, bias: &[f32], x: &[f32]) -> Vec<Vec<Routed>> {

@@ -1,0 +1,39 @@
+//! Parts of operations that are of use by themselves: to be measured.
+
+use super::Gpu;
+use super::driver::Driver;
+use super::moe::Experts;
+use super::rows::{Choice, Rows};
+use crate::backend::Routed;
+use crate::error::Result;
+use crate::roles::Projection;
+
+impl<D: Driver> Gpu<D> {
+    /// A choice that is given: for each row as many experts, best first, with their weights.
+    pub fn chosen(&self, routed: &[Vec<Routed>]) -> Result<Choice<D>> {
+        let chosen = routed.first().map_or(0, Vec::len);
+        assert!(routed.iter().all(|row| row.len() == chosen), "experts of each row");
+        let ids: Vec<u32> = routed.iter().flatten().map(|&(expert, _)| expert as u32).collect();
+        let weights: Vec<f32> = routed.iter().flatten().map(|&(_, weight)| weight).collect();
+        Ok(Choice { ids: self.device.words(&ids)?, weights: self.device.floats(&weights)?, rows: routed.len(), chosen })
+    }
+
+    /// One projection of the chosen experts, with the grouping of rows by expert before it: [slots, O], a slot for each
+    /// expert of each row. `x` has a row for each row of the choice, or, for `down`, one for each slot.
+    pub fn projected(
+        &self,
+        experts: &Experts<D>,
+        projection: Projection,
+        choice: &Choice<D>,
+        x: &Rows<D>,
+    ) -> Result<Rows<D>> {
+        let groups = self.grouped(experts, &choice.ids, choice.rows, choice.chosen)?;
+        let (matrices, divisor, rows) = match projection {
+            Projection::Gate => (&experts.gate, choice.chosen, choice.rows),
+            Projection::Up => (&experts.up, choice.chosen, choice.rows),
+            Projection::Down => (&experts.down, 1, choice.rows * choice.chosen),
+        };
+        assert_eq!(x.rows, rows, "rows of a projection");
+        self.of_experts(matrices, x, &groups, divisor)
+    }
+}
