@@ -15,12 +15,12 @@ use crate::score::input::{Given, Kind};
 use crate::score::{self, Unwatched, score};
 
 /// Least and most questions, each with as many choices, and bytes of a model for one of them.
-const LEAST_QUESTIONS: u64 = 4;
+const LEAST_QUESTIONS: u64 = 2;
 const MOST_QUESTIONS: u64 = 64;
 const QUESTION_BYTES: u64 = 16 << 20;
 const CHOICES: usize = 4;
 /// Tokens of what a row of questions begins with, and how many questions that are.
-const EXAMPLES: usize = 96;
+const EXAMPLES: usize = 48;
 const WITH_EXAMPLES: usize = 16;
 /// Tokens of a question, and of a choice at most.
 const QUESTION: usize = 32;

@@ -36,8 +36,7 @@ pub(in super::super) fn decode<D: Driver>(
     progress.step("making a container");
     synthetic.write(&path, Contents::Model, true, progress)?;
     let container = Container::open(&path)?;
-    let positions = (options.rounds as u64 + 1) * MOST_TOKENS;
-    fits_gpu(&[Needs::of(&path, container.config(), gpu_positions(positions), 1)], device, None)?;
+    fits_gpu(&[Needs::of(&path, container.config(), gpu_positions(MOST_TOKENS), 1)], device, None)?;
     progress.step("loading the model");
     let model = Model::load(&container, gpu)?;
     let memory = Memory::new(device, READ_BYTES.min(device.driver().memory()?.free / 4))?;
@@ -55,7 +54,8 @@ pub(in super::super) fn decode<D: Driver>(
         let before = device.launches();
         let rate = limit.work.run(device)?;
         reading += device.launches() - before;
-        let took = decoder.run(tokens)?;
+        // Every round begins a text: no indexer has anything to choose.
+        let took = Decoder::new(&model)?.run(tokens)?;
         shares.push((of_token.total() * tokens) as f64 / took / rate);
         seconds.push(took);
     }
