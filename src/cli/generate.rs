@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::progress::{duration, end_on_request, is_end_requested};
-use super::running::Running;
+use super::running::{Running, device_experts};
 use super::{Talk, findings_text, print_json, tell};
 use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place};
@@ -93,6 +93,7 @@ impl Arguments {
             device,
             threads: self.running.threads,
             memory: self.running.memory,
+            device_memory: self.running.device_memory,
         })
     }
 
@@ -242,7 +243,7 @@ fn statistics(report: &GenerateReport) -> String {
     if let Some(share) = draft.acceptance {
         out += &format!("drafts: {} of {} accepted ({:.1} %)\n", draft.accepted, draft.proposed, 100.0 * share);
     }
-    out
+    out + &device_experts(report.device_experts)
 }
 
 /// How writing to stdout goes.

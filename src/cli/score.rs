@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::progress::duration;
-use super::running::Running;
+use super::running::{Running, device_experts};
 use super::{Talk, findings_text, print, print_json, size, tell, text};
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::limits;
@@ -97,6 +97,7 @@ impl Arguments {
             device,
             threads: self.running.threads,
             memory: self.running.memory,
+            device_memory: self.running.device_memory,
         })
     }
 
@@ -229,6 +230,7 @@ fn report_text(report: &ScoreReport, out: Option<&Path>) -> String {
         let parts = parts.map(|(name, share)| format!("{name} {:.0} %", 100.0 * share));
         text += &format!("time: {}\n", parts.join(", "));
     }
+    text += &device_experts(report.device_experts);
     if !report.excluded.is_empty() {
         let rows = if report.excluded.len() == 1 { "row was" } else { "rows were" };
         text += &format!("{} {rows} not scored\n", size::grouped(report.excluded.len() as u64));

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use crate::backend::Device;
+use crate::backend::gpu::tiers;
 use crate::config::Config;
 use crate::error::Result;
 use crate::experts;
 use crate::limits;
-use crate::model::memory::{Needs, fits_device, gpu_positions, share};
+use crate::model::memory::{Allowed, Needs, fits_device, gpu_positions, share};
 
 /// What a run on the CPU does with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,12 +46,24 @@ pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64
     Ok(plan)
 }
 
-/// Refuses models that a GPU has no room for.
-pub(super) fn check_gpu(models: &[(&Path, &Config)], longest: u64, memory: Option<u64>, device: Device) -> Result<()> {
+/// How models that run side by side on a GPU have their routed experts, all of them together; refuses those that it has no
+/// room for.
+pub(super) fn on_gpu(
+    models: &[(&Path, &Config)],
+    longest: u64,
+    allowed: Allowed,
+    device: Device,
+) -> Result<Option<tiers::Options>> {
     let rows = limits::BATCH_ROWS;
     let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
     let needs = || models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
-    fits_device(device, &needs, memory)
+    let tiers: Vec<tiers::Options> = fits_device(device, &needs, allowed)?.into_iter().flatten().collect();
+    let hosts: Vec<experts::Options> = tiers.iter().map(|tiers| tiers.host).collect();
+    Ok(tiers.first().map(|first| tiers::Options {
+        device_bytes: tiers.iter().map(|tiers| tiers.device_bytes).fold(0, u64::saturating_add),
+        host: joined(&hosts),
+        ..*first
+    }))
 }
 
 /// Models on one backend share its experts' memory.

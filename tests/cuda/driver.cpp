@@ -1,13 +1,14 @@
 // The functions of NVIDIA's driver that coliconv calls, on the CPU: for tests where there is no GPU.
 //
 // What is asked of a stream is done when somebody waits for it and no sooner, so that a caller who changes what is still to be
-// copied is found out. Every buffer ends at a page that nobody may touch; new memory holds 0xff. By the environment:
+// copied is found out; streams wait for one another by events alone. Every buffer ends at a page that nobody may touch; new memory holds 0xff. By the environment:
 //
 //     EMULATED_CUDA_DEVICES=1             how many GPUs there are
 //     EMULATED_CUDA_CAPABILITY=90         their compute capability
 //     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each
 //     EMULATED_CUDA_FAIL=NAME=CODE@N,…    the N-th call of a function gives that code
 //     EMULATED_CUDA_ORDER=backwards       threads of a block take turns from the last to the first
+//     EMULATED_CUDA_COPIES=early          streams on which no kernel was ever started do at once what is asked of them
 //     EMULATED_CUDA_LOG=FILE              a line for each kernel that was run
 #include <pthread.h>
 #include <stdio.h>
@@ -89,8 +90,15 @@ struct Memory {
     size_t mapped_bytes;
 };
 
+struct Stream {
+    std::deque<std::function<void()>> tasks;  // not done yet
+    size_t done = 0, asked = 0;               // of all that ever were
+    bool computes = false;                    // a kernel was started on it
+};
+
 struct Event {
-    size_t recorded = 0;  // how many tasks of the stream come before
+    Stream* stream = nullptr;  // on which it was recorded last
+    size_t recorded = 0;       // how many tasks of the stream come before
 };
 
 struct Module {
@@ -104,11 +112,10 @@ struct Device {
 std::recursive_mutex everything;
 bool initialized;
 std::map<uintptr_t, Memory> memory;
-std::set<void*> host_memory, streams;
+std::set<void*> host_memory;
+std::set<Stream*> streams;
 std::set<Event*> events;
 std::set<Module*> modules;
-std::deque<std::function<void()>> tasks;  // not done yet
-size_t tasks_done, tasks_asked;           // of all that ever were
 unsigned broken;  // an error that stays
 Device devices[16];
 thread_local Device* entered;
@@ -143,20 +150,27 @@ unsigned failing(const char* function) {
     if (!entered || entered->contexts == 0) return InvalidContext; \
     if (broken) return broken;
 
-// Does what was asked for, up to a task.
-unsigned work(size_t until) {
-    while (tasks_done < until && !broken) {
-        const auto task = std::move(tasks.front());
-        tasks.pop_front();
-        tasks_done++;
+// Does what was asked of a stream, up to a task. One that waits for another stream does what that has to do before.
+unsigned work(Stream* stream, size_t until) {
+    while (stream->done < until && !broken) {
+        const auto task = std::move(stream->tasks.front());
+        stream->tasks.pop_front();
+        stream->done++;
         task();
     }
     return broken;
 }
 
-void ask(std::function<void()> task) {
-    tasks.push_back(std::move(task));
-    tasks_asked++;
+unsigned work_everywhere() {
+    for (Stream* stream : streams) work(stream, stream->asked);
+    return broken;
+}
+
+void ask(Stream* stream, std::function<void()> task) {
+    static const bool early = getenv("EMULATED_CUDA_COPIES") && !strcmp(getenv("EMULATED_CUDA_COPIES"), "early");
+    stream->tasks.push_back(std::move(task));
+    stream->asked++;
+    if (early && !stream->computes) work(stream, stream->asked);
 }
 
 // Whether memory of the device has all these bytes.
@@ -252,8 +266,10 @@ API cuDevicePrimaryCtxRelease_v2(int device) {
     if (--devices[device].contexts == 0) {
         // what went wrong in a context ends with it
         broken = Success;
-        tasks_done += tasks.size();
-        tasks.clear();
+        for (Stream* stream : streams) {
+            stream->done += stream->tasks.size();
+            stream->tasks.clear();
+        }
     }
     return Success;
 }
@@ -290,7 +306,7 @@ API cuMemFree_v2(uint64_t address) {
     BEGIN(cuMemFree_v2)
     const auto found = memory.find(address);
     if (found == memory.end()) return InvalidValue;
-    work(tasks_asked);
+    work_everywhere();
     munmap(found->second.mapped, found->second.mapped_bytes);
     memory.erase(found);
     return broken;
@@ -312,39 +328,59 @@ API cuMemFreeHost(void* host) {
 
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
-    if (!streams.count(stream)) return InvalidHandle;
+    if (!streams.count((Stream*)stream)) return InvalidHandle;
     if (!inside(to, bytes)) return InvalidValue;
-    ask([=] { memcpy((void*)to, from, bytes); });
+    ask((Stream*)stream, [=] { memcpy((void*)to, from, bytes); });
     return Success;
 }
 
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
-    if (!streams.count(stream)) return InvalidHandle;
+    if (!streams.count((Stream*)stream)) return InvalidHandle;
     if (!inside(from, bytes)) return InvalidValue;
-    ask([=] { memcpy(to, (void*)from, bytes); });
+    ask((Stream*)stream, [=] { memcpy(to, (void*)from, bytes); });
     return Success;
 }
 
 API cuStreamCreate(void** stream, unsigned flags) {
     BEGIN_IN_CONTEXT(cuStreamCreate)
     if (flags > 1) return InvalidValue;
-    *stream = malloc(1);
-    streams.insert(*stream);
+    Stream* made = new Stream;
+    streams.insert(made);
+    *stream = made;
     return Success;
 }
 
 API cuStreamDestroy_v2(void* stream) {
     BEGIN(cuStreamDestroy_v2)
-    if (!streams.erase(stream)) return InvalidHandle;
-    free(stream);
+    Stream* gone = (Stream*)stream;
+    if (!streams.count(gone)) return InvalidHandle;
+    work(gone, gone->asked);
+    // events that were recorded on it have happened
+    for (Event* event : events)
+        if (event->stream == gone) event->stream = nullptr;
+    streams.erase(gone);
+    delete gone;
     return Success;
 }
 
 API cuStreamSynchronize(void* stream) {
     BEGIN_IN_CONTEXT(cuStreamSynchronize)
-    if (!streams.count(stream)) return InvalidHandle;
-    return work(tasks_asked);
+    if (!streams.count((Stream*)stream)) return InvalidHandle;
+    return work((Stream*)stream, ((Stream*)stream)->asked);
+}
+
+API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+    BEGIN_IN_CONTEXT(cuStreamWaitEvent)
+    if (!streams.count((Stream*)stream) || !events.count((Event*)event)) return InvalidHandle;
+    if (flags) return InvalidValue;
+    // the event as it is now, whatever it is recorded for later
+    const Event then = *(Event*)event;
+    if (then.stream)
+        ask((Stream*)stream, [then] {
+            if (streams.count(then.stream)) work(then.stream, then.recorded);
+        });
+    return Success;
 }
 
 API cuEventCreate(void** event, unsigned) {
@@ -364,15 +400,16 @@ API cuEventDestroy_v2(void* event) {
 
 LEFT_OUT_cuEventRecord unsigned cuEventRecord(void* event, void* stream) {
     BEGIN_IN_CONTEXT(cuEventRecord)
-    if (!events.count((Event*)event) || !streams.count(stream)) return InvalidHandle;
-    ((Event*)event)->recorded = tasks_asked;
+    if (!events.count((Event*)event) || !streams.count((Stream*)stream)) return InvalidHandle;
+    *(Event*)event = {(Stream*)stream, ((Stream*)stream)->asked};
     return Success;
 }
 
 API cuEventSynchronize(void* event) {
     BEGIN_IN_CONTEXT(cuEventSynchronize)
     if (!events.count((Event*)event)) return InvalidHandle;
-    return work(((Event*)event)->recorded);
+    const Event then = *(Event*)event;
+    return then.stream ? work(then.stream, then.recorded) : broken;
 }
 
 API cuModuleLoadData(void** module, const void* image) {
@@ -409,7 +446,7 @@ API cuModuleGetFunction(void** function, void* module, const char* name) {
 API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared, void* stream, void** parameters, void** extra) {
     BEGIN_IN_CONTEXT(cuLaunchKernel)
-    if (!function || !streams.count(stream) || extra) return InvalidHandle;
+    if (!function || !streams.count((Stream*)stream) || extra) return InvalidHandle;
     const emulated::Registered& kernel = *(const emulated::Registered*)function;
     if (!grid_x || !grid_y || !grid_z || grid_x > 0x7fffffff || grid_y > 65535 || grid_z > 65535) return InvalidValue;
     // kernels are written for one size of groups: less would leave work undone
@@ -417,7 +454,8 @@ API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     // the parameters are copied now, as the driver does
     emulated::Call* call = kernel.call(parameters);
     const emulated::Index groups = {grid_x, grid_y, grid_z};
-    ask([&kernel, groups, call] {
+    ((Stream*)stream)->computes = true;
+    ask((Stream*)stream, [&kernel, groups, call] {
         const char* why = nullptr;
         broken = emulated::run(kernel, groups, *call, &why);
         delete call;

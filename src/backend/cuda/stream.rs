@@ -1,4 +1,4 @@
-//! One stream of a device: everything that is asked for goes through it, in order.
+//! One stream of a device: everything that is asked for goes through it, in order, but for uploads (`super::upload`).
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::api::{self, Address, Api, Call, Handle, OUT_OF_MEMORY, fault};
 use super::device::{Context, Description};
 use super::images::{self, Code, Prefer};
+use super::upload::Uploads;
 use crate::backend::gpu::driver::{DeviceMemory, Launch};
 use crate::backend::gpu::kernels::Kernel;
 use crate::error::{FaultKind, Result};
 
 /// Bytes of one of the two buffers in pinned memory through which everything is copied.
-const STAGING_BYTES: usize = 8 << 20;
+pub(super) const STAGING_BYTES: usize = 8 << 20;
 /// Words of constants that a kernel is given; it reads as many as its struct has.
 const CONSTANTS: usize = 32;
 /// Most buffers of a kernel.
@@ -21,7 +22,7 @@ const BUFFERS: usize = 8;
 /// A stream with its context, staging memory and kernels.
 #[derive(Debug)]
 pub(super) struct Stream {
-    api: &'static Api,
+    pub(super) api: &'static Api,
     description: Description,
     label: String,
     prefer: Prefer,
@@ -31,9 +32,11 @@ pub(super) struct Stream {
 
 /// What one caller at a time uses.
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     stream: Option<Handle>,
     staging: Vec<Staging>,
+    /// A stream for uploads, from the first of them on.
+    pub(super) uploads: Option<Uploads>,
     modules: HashMap<&'static str, Handle>,
     functions: HashMap<Kernel, Handle>,
     /// Kernels started since the last wait, and the last of them.
@@ -44,9 +47,9 @@ struct State {
 
 /// A buffer in pinned memory, and the event after the copy that last used it.
 #[derive(Debug, Clone, Copy)]
-struct Staging {
-    host: *mut c_void,
-    event: Handle,
+pub(super) struct Staging {
+    pub host: *mut c_void,
+    pub event: Handle,
 }
 
 // SAFETY: pinned memory belongs to the process; whoever holds the lock of `State` is the only one to use it.
@@ -77,7 +80,7 @@ impl Buffer {
     }
 
     /// The address of a part; `offset` and `bytes` lie within.
-    fn at(&self, offset: u64, bytes: usize) -> Address {
+    pub(super) fn at(&self, offset: u64, bytes: usize) -> Address {
         assert!(
             offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes),
             "{bytes} bytes at {offset} of a buffer of {} bytes",
@@ -114,24 +117,52 @@ impl Stream {
     /// Makes the stream and its staging memory.
     fn prepare(&self) -> Result<()> {
         let mut state = self.enter()?;
+        state.stream = Some(self.make_stream()?);
+        for _ in 0..2 {
+            // Whatever fails from here on, the drop of `Stream` finds what there is.
+            self.add_staging(&mut state.staging)?;
+        }
+        Ok(())
+    }
+
+    /// A stream; the context has been entered.
+    pub(super) fn make_stream(&self) -> Result<Handle> {
         let mut handle = Handle::NULL;
         // SAFETY: the pointer is to a local variable; the context has been entered.
         let code = unsafe { (self.api.cuStreamCreate)(&mut handle, api::STREAM_NON_BLOCKING) };
-        self.check(code, "make a stream", "cuStreamCreate")?;
-        state.stream = Some(handle);
-        for _ in 0..2 {
-            let mut host = std::ptr::null_mut();
-            // SAFETY: as above.
-            let code = unsafe { (self.api.cuMemAllocHost_v2)(&mut host, STAGING_BYTES) };
-            self.check(code, format!("pin {STAGING_BYTES} bytes of memory for copies"), "cuMemAllocHost_v2")?;
-            // Whatever fails from here on, the drop of `State` finds what there is.
-            state.staging.push(Staging { host, event: Handle::NULL });
-            let event = &mut state.staging.last_mut().expect("it was pushed").event;
-            // SAFETY: as above.
-            let code = unsafe { (self.api.cuEventCreate)(event, api::EVENT_DISABLE_TIMING) };
-            self.check(code, "make an event", "cuEventCreate")?;
-        }
+        self.check(code, "make a stream", "cuStreamCreate").map(|()| handle)
+    }
+
+    /// An event; the context has been entered.
+    pub(super) fn make_event(&self) -> Result<Handle> {
+        let mut handle = Handle::NULL;
+        // SAFETY: the pointer is to a local variable; the context has been entered.
+        let code = unsafe { (self.api.cuEventCreate)(&mut handle, api::EVENT_DISABLE_TIMING) };
+        self.check(code, "make an event", "cuEventCreate").map(|()| handle)
+    }
+
+    /// Adds a buffer in pinned memory to some; the context has been entered.
+    pub(super) fn add_staging(&self, staging: &mut Vec<Staging>) -> Result<()> {
+        let mut host = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local variable; the context has been entered.
+        let code = unsafe { (self.api.cuMemAllocHost_v2)(&mut host, STAGING_BYTES) };
+        self.check(code, format!("pin {STAGING_BYTES} bytes of memory for copies"), "cuMemAllocHost_v2")?;
+        staging.push(Staging { host, event: Handle::NULL });
+        staging.last_mut().expect("it was pushed").event = self.make_event()?;
         Ok(())
+    }
+
+    /// Gives staging memory back; what used it has been done, and the context has been entered.
+    pub(super) fn free_staging(&self, staging: &[Staging]) {
+        for staging in staging {
+            // SAFETY: each was made once and goes once.
+            unsafe {
+                if !staging.event.is_null() {
+                    (self.api.cuEventDestroy_v2)(staging.event);
+                }
+                (self.api.cuMemFreeHost)(staging.host);
+            }
+        }
     }
 
     /// The state, for one caller; calls of this thread are about the device from here on.
@@ -148,7 +179,13 @@ impl Stream {
     }
 
     /// `Ok` for success of a call that also tells errors of earlier ones. After an error nothing more is done.
-    fn check_after(&self, state: &mut State, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
+    pub(super) fn check_after(
+        &self,
+        state: &mut State,
+        code: u32,
+        doing: impl Into<String>,
+        call: &'static str,
+    ) -> Result<()> {
         let checked = self.api.check(code, || {
             let launched = state.launched.map(|(count, last)| (count, last.function()));
             Call::new(&self.label, doing, call).after(launched)
@@ -160,7 +197,7 @@ impl Stream {
     }
 
     /// The state, for whoever asks for something to be done: nothing is, once something has failed.
-    fn begin(&self) -> Result<MutexGuard<'_, State>> {
+    pub(super) fn begin(&self) -> Result<MutexGuard<'_, State>> {
         let state = self.enter()?;
         match state.failed {
             Some((call, code)) => self.check(code, "go on after an error", call).map(|()| state),
@@ -317,7 +354,7 @@ impl Stream {
 }
 
 impl State {
-    fn stream(&self) -> Handle {
+    pub(super) fn stream(&self) -> Handle {
         self.stream.expect("it was made when the device was opened")
     }
 
@@ -333,7 +370,7 @@ impl Drop for Stream {
         if self.context.enter(&self.label).is_err() {
             return;
         }
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
         // SAFETY: each was made once and goes once, after all that uses it has been done.
         unsafe {
             if let Some(stream) = state.stream {
@@ -342,15 +379,14 @@ impl Drop for Stream {
             for &module in state.modules.values() {
                 (self.api.cuModuleUnload)(module);
             }
-            for staging in &state.staging {
-                if !staging.event.is_null() {
-                    (self.api.cuEventDestroy_v2)(staging.event);
-                }
-                (self.api.cuMemFreeHost)(staging.host);
-            }
-            if let Some(stream) = state.stream {
-                (self.api.cuStreamDestroy_v2)(stream);
-            }
+        }
+        if let Some(uploads) = &state.uploads {
+            self.free_uploads(uploads);
+        }
+        self.free_staging(&state.staging);
+        if let Some(stream) = state.stream {
+            // SAFETY: as above.
+            unsafe { (self.api.cuStreamDestroy_v2)(stream) };
         }
     }
 }
