@@ -80,6 +80,8 @@ pub struct Options {
 pub trait Watch: Sync {
     /// What is being done now.
     fn phase(&self, what: &str);
+    /// What memory is used for, where there is a choice.
+    fn plan(&self, _what: &str) {}
     /// What the model says next. It is never empty, and holds whole characters.
     fn piece(&self, text: &str);
     /// Whether nobody wants to hear more.
@@ -144,13 +146,13 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
         Device::Cuda(number) => {
             let gpu = cuda::backend(number, None)?;
             let tiers = memory::fits_gpu(&needs(), gpu.gpu(), allowed).map_err(too_large)?[0];
-            tiers.iter().for_each(|tiers| watch.phase(&tiers.told()));
+            tiers.iter().for_each(|tiers| watch.plan(&tiers.told()));
             cuda = Some(gpu.in_tiers(tiers));
         }
         Device::Vulkan(number) => {
             let gpu = vulkan::backend(number, None)?;
             let tiers = memory::fits_gpu(&needs(), gpu.gpu(), allowed).map_err(too_large)?[0];
-            tiers.iter().for_each(|tiers| watch.phase(&tiers.told()));
+            tiers.iter().for_each(|tiers| watch.plan(&tiers.told()));
             vulkan = Some(gpu.in_tiers(tiers));
         }
         Device::Reference | Device::Cpu => {}

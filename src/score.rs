@@ -59,6 +59,8 @@ pub use summary::answers;
 pub trait Watch: Sync {
     /// What is being done now.
     fn phase(&self, what: &str);
+    /// What memory is used for, where there is a choice.
+    fn plan(&self, _what: &str) {}
     /// So many rows are to be scored.
     fn start(&self, rows: u64);
     /// A row was scored; `tokens` went through the layers so far.

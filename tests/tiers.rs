@@ -130,6 +130,17 @@ fn neither_the_order_of_copies_nor_the_memory_changes_a_token() {
     assert!(number(&from_disk, "/experts/evictions") > 0, "{from_disk:#}");
 }
 
+#[test]
+fn memory_of_a_gpu_is_bounded_where_one_is_asked_for() {
+    for device in ["cpu", "reference"] {
+        let (code, refusal) = generated(&[], &fixture("nano"), &["--device", device, "--device-memory", "1G"]);
+        assert_eq!((code, &refusal["refused"][0]["kind"]), (2, &"flag-needs".into()), "{refusal:#}");
+    }
+    // On its way to the GPU a weight is in memory.
+    let (code, refusal) = generated(&[], &fixture("nano"), &["--device", "cuda", "--memory", "1K"]);
+    assert_eq!((code, &refusal["refused"][0]["kind"]), (2, &"generation-too-large".into()), "{refusal:#}");
+}
+
 /// A GPU that has less than the model: as much as there is, without being told.
 #[test]
 fn a_small_gpu_has_as_many_experts_as_fit() {
@@ -147,14 +158,13 @@ fn a_small_gpu_has_as_many_experts_as_fit() {
     assert!(message.ends_with(&format!("{least} bytes are wanted, {memory} of {memory} are free")), "{message}");
 }
 
-/// References of another implementation, rows of many lengths at once, the source beside the model.
+/// References of another implementation, and rows of many lengths at once.
 #[test]
 fn references_and_scores_are_the_same_in_tiers() {
     let model = nano();
-    let (reference, source) = (fixture("nano").join("expected/tokens-g64-mtp-indexer.json"), fixture("nano"));
-    let (reference, source) = (reference.to_str().unwrap(), source.to_str().unwrap());
+    let reference = fixture("nano").join("expected/tokens-g64-mtp-indexer.json");
     let verify = |more: &[&str]| {
-        let arguments = ["verify", "--quiet", "--device", "cuda", "--reference", reference, "--source", source];
+        let arguments = ["verify", "--quiet", "--device", "cuda", "--reference", reference.to_str().unwrap()];
         ran(coliconv(&[], model.path(), &[&arguments[..], more].concat()))
     };
     let (code, whole) = verify(&[]);
@@ -169,12 +179,11 @@ fn references_and_scores_are_the_same_in_tiers() {
         tokens
     };
     assert_eq!(without_launches(&few), without_launches(&whole));
-    assert_eq!(few["source_agreement"], whole["source_agreement"]);
 
     let directory = TempDir::new().unwrap();
     let text = directory.path().join("text.jsonl");
     let rows: Vec<String> =
-        (1..7).map(|n| format!("{{\"text\":\"{}\"}}\n", "In the beginning was a word. ".repeat(n))).collect();
+        (1..4).map(|n| format!("{{\"text\":\"{}\"}}\n", "In the beginning was a word. ".repeat(n))).collect();
     fs::write(&text, rows.concat()).unwrap();
     let text = format!("t={}", text.display());
     let score = |more: &[&str]| {

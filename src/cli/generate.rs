@@ -75,6 +75,7 @@ impl Arguments {
     fn options(&self) -> Result<Options, Fault> {
         let device = self.running.devices()?.first().copied().unwrap_or(Device::Cpu);
         self.running.check_mode()?;
+        self.running.check_device_memory(&[device])?;
         let max_tokens = self.max_tokens.as_deref().map(|text| match text.parse() {
             Ok(count @ 1..=MAX_TOKENS) => Ok(count),
             _ => wrong("--max-tokens", "a number from 1 to 4294967296", text),
@@ -334,6 +335,14 @@ impl Watch for Speaker {
         }
         if self.lines && what == "loading the model" {
             tell("loading the model\n");
+        }
+    }
+
+    fn plan(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| tell(&format!("{what}\n"))),
+            None if self.lines => tell(&format!("{what}\n")),
+            None => {}
         }
     }
 

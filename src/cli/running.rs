@@ -40,6 +40,15 @@ impl Running {
         self.device.iter().map(|text| Device::parse("--device", text)).collect()
     }
 
+    /// Refuses to bound the memory of a GPU where none is asked for.
+    pub(super) fn check_device_memory(&self, devices: &[Device]) -> Result<()> {
+        if self.device_memory.is_some() && !devices.iter().any(|device| device.is_gpu()) {
+            let (flag, needs) = ("--device-memory", "--device cuda or vulkan");
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));
+        }
+        Ok(())
+    }
+
     /// Refuses a mode that does not exist.
     pub(super) fn check_mode(&self) -> Result<()> {
         match self.mode.as_str() {

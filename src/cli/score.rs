@@ -77,6 +77,7 @@ impl Arguments {
     fn options(&self) -> Result<Options, Fault> {
         let device = self.running.devices()?.first().copied();
         self.running.check_mode()?;
+        self.running.check_device_memory(device.as_slice())?;
         if self.limit == Some(0) {
             return wrong("--limit", "a number above 0", "0");
         }
@@ -360,6 +361,14 @@ impl Watch for Meter {
     fn phase(&self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());
+        }
+    }
+
+    fn plan(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| tell(&format!("{what}\n"))),
+            None if self.lines => tell(&format!("{what}\n")),
+            None => {}
         }
     }
 

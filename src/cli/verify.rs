@@ -79,9 +79,14 @@ impl Arguments {
         let injection = self.injection()?;
         let present = if self.all_devices { Present::find() } else { Present::default() };
         let unused = present.unused.iter().map(|(device, fault)| (device.clone(), fault.to_string())).collect();
+        let devices = if self.all_devices { present.devices } else { self.running.devices()? };
+        // Where all are asked for there need not be a GPU.
+        if !self.all_devices {
+            self.running.check_device_memory(&devices)?;
+        }
         Ok(TokenOptions {
             references: self.reference.clone(),
-            devices: if self.all_devices { present.devices } else { self.running.devices()? },
+            devices,
             unused,
             write_reference: self.write_reference.clone(),
             memory: self.running.memory,

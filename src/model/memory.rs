@@ -161,8 +161,13 @@ impl Needs {
         self.dense.saturating_add(self.working)
     }
 
-    /// Everything in memory but routed experts where a GPU computes: what is known of tensors, and a weight on its way there
-    /// as far as it takes more than the experts that come later.
+    /// Everything in memory where a GPU computes and has all of the model: what is known of tensors, and the largest weight.
+    fn passing(&self) -> u64 {
+        (self.working - self.of_texts).saturating_add(self.largest)
+    }
+
+    /// Everything in memory but routed experts where a GPU computes: what is known of tensors, and a weight on its way there as
+    /// far as it takes more than the experts that come later.
     fn beside_gpu(&self) -> u64 {
         (self.working - self.of_texts).saturating_add(self.largest.saturating_sub(self.experts_at_least))
     }
@@ -255,7 +260,15 @@ pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, allowed: Allowed) 
         )
     };
     let Some(on_device) = tier_bytes(models, free, allowed.device).map_err(fault)? else {
-        return Ok(vec![None; models.len()]);
+        // One weight after the other is in memory on its way.
+        let fixed = models.iter().map(Needs::passing).fold(0, u64::saturating_add);
+        return match allowed.memory.filter(|&available| available < fixed) {
+            Some(available) => {
+                let place = Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
+                Err(Fault::new(place, FaultKind::MemoryTooSmall { fixed, experts: 0, available }))
+            }
+            None => Ok(vec![None; models.len()]),
+        };
     };
     let hosts = share_beside(models, Needs::beside_gpu, allowed.memory)?;
     let fewer = allowed.device.is_none_or(|allowed| allowed > free);

@@ -61,7 +61,7 @@ impl Job<'_> {
         if self.pending(results, tag)? == 0 && !probe {
             return Ok(Run::default());
         }
-        self.tiers.iter().for_each(|tiers| self.watch.phase(&tiers.told()));
+        self.tiers.iter().for_each(|tiers| self.watch.plan(&tiers.told()));
         match self.options.device() {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
             Device::Cuda(number) => {

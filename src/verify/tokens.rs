@@ -284,7 +284,7 @@ impl Work<'_> {
         progress: &dyn Progress,
     ) -> Result<Result<Ran, Outcome>, Faults> {
         let (subject, options) = (self.subject, self.options);
-        self.tiers(0).iter().for_each(|tiers| progress.file(&tiers.told()));
+        self.tiers(0).iter().for_each(|tiers| progress.step(&tiers.told()));
         progress.file("loading the model");
         let model = match Model::load(subject.weights, backend) {
             Ok(model) => model,
