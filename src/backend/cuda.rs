@@ -8,6 +8,7 @@ mod device;
 pub mod images;
 #[cfg(test)]
 mod on_gpu;
+mod recording;
 mod stream;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
@@ -16,13 +17,14 @@ mod upload;
 use std::sync::Arc;
 
 pub use device::{Description, list, memory};
+pub use recording::Recording;
 pub use stream::Buffer;
 
 use self::images::Prefer;
 use self::stream::Stream;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
-use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits};
+use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
 use crate::error::Result;
 
 /// The backend's name in options and reports.
@@ -60,6 +62,7 @@ pub fn backend(ordinal: usize, injection: Option<Injection>) -> Result<Gpu<Cuda>
 
 impl Driver for Cuda {
     type Buffer = Buffer;
+    type Recording = Recording;
 
     fn name(&self) -> &'static str {
         NAME
@@ -112,5 +115,17 @@ impl Driver for Cuda {
 
     fn wait(&self) -> Result<()> {
         self.0.wait()
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
+        self.0.record(work)
+    }
+
+    fn replay(&self, recording: &Recording) -> Result<()> {
+        self.0.replay(recording)
+    }
+
+    fn timed(&self, recording: &Recording, times: u32) -> Result<Elapsed> {
+        self.0.timed(recording, times)
     }
 }

@@ -10,6 +10,7 @@ pub mod driver;
 pub mod kernels;
 mod lists;
 mod moe;
+pub mod peaks;
 mod rows;
 #[cfg(test)]
 pub(in crate::backend) mod tests;

@@ -14,14 +14,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "launch.h"
 
@@ -56,9 +59,12 @@ enum Code : unsigned {
     InvalidContext = 201,
     InvalidHandle = 400,
     NotFound = 500,
+    NotReady = 600,
     IllegalAddress = 700,
     LaunchOutOfResources = 701,
     LaunchFailed = 719,
+    CaptureUnsupported = 900,
+    CaptureInvalidated = 901,
 };
 
 const std::map<unsigned, const char*> NAMES = {
@@ -76,11 +82,14 @@ const std::map<unsigned, const char*> NAMES = {
     {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
     {400, "CUDA_ERROR_INVALID_HANDLE"},
     {500, "CUDA_ERROR_NOT_FOUND"},
+    {600, "CUDA_ERROR_NOT_READY"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
     {719, "CUDA_ERROR_LAUNCH_FAILED"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
     {999, "CUDA_ERROR_UNKNOWN"},
 };
 
@@ -97,8 +106,15 @@ struct Stream {
 };
 
 struct Event {
+    bool timing = false;
+    bool marked = false;       // it was recorded
     Stream* stream = nullptr;  // on which it was recorded last
     size_t recorded = 0;       // how many tasks of the stream come before
+    double milliseconds = 0;   // when they were done
+};
+
+struct Graph {
+    std::vector<std::function<void()>> tasks;
 };
 
 struct Module {
@@ -116,6 +132,10 @@ std::set<void*> host_memory;
 std::set<Stream*> streams;
 std::set<Event*> events;
 std::set<Module*> modules;
+std::set<Graph*> graphs, ready_graphs;
+Stream* captured;         // the stream whose launches are recorded
+Graph* capture;           // into this
+bool capture_is_invalid;  // something was asked for that cannot be recorded
 unsigned broken;  // an error that stays
 Device devices[16];
 thread_local Device* entered;
@@ -168,6 +188,7 @@ unsigned work_everywhere() {
 
 void ask(Stream* stream, std::function<void()> task) {
     static const bool early = getenv("EMULATED_CUDA_COPIES") && !strcmp(getenv("EMULATED_CUDA_COPIES"), "early");
+    if (capture && stream == captured) return capture->tasks.push_back(std::move(task));
     stream->tasks.push_back(std::move(task));
     stream->asked++;
     if (early && !stream->computes) work(stream, stream->asked);
@@ -185,6 +206,18 @@ size_t used() {
     size_t sum = 0;
     for (const auto& one : memory) sum += one.second.bytes;
     return sum;
+}
+
+// Whether something is asked of a stream that cannot be recorded.
+bool is_captured() {
+    if (capture) capture_is_invalid = true;
+    return capture;
+}
+
+double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1e3 + time.tv_nsec / 1e6;
 }
 
 int device_count() { return (int)environment("EMULATED_CUDA_DEVICES", 1); }
@@ -329,6 +362,7 @@ API cuMemFreeHost(void* host) {
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
     if (!streams.count((Stream*)stream)) return InvalidHandle;
+    if (is_captured()) return CaptureUnsupported;  // as for cuEventRecord
     if (!inside(to, bytes)) return InvalidValue;
     ask((Stream*)stream, [=] { memcpy((void*)to, from, bytes); });
     return Success;
@@ -337,6 +371,7 @@ API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stre
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
     if (!streams.count((Stream*)stream)) return InvalidHandle;
+    if (is_captured()) return CaptureUnsupported;  // as for cuEventRecord
     if (!inside(from, bytes)) return InvalidValue;
     ask((Stream*)stream, [=] { memcpy(to, (void*)from, bytes); });
     return Success;
@@ -367,12 +402,14 @@ API cuStreamDestroy_v2(void* stream) {
 API cuStreamSynchronize(void* stream) {
     BEGIN_IN_CONTEXT(cuStreamSynchronize)
     if (!streams.count((Stream*)stream)) return InvalidHandle;
+    if (is_captured()) return CaptureUnsupported;
     return work((Stream*)stream, ((Stream*)stream)->asked);
 }
 
 API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
     BEGIN_IN_CONTEXT(cuStreamWaitEvent)
     if (!streams.count((Stream*)stream) || !events.count((Event*)event)) return InvalidHandle;
+    if (is_captured()) return CaptureUnsupported;  // as for cuEventRecord
     if (flags) return InvalidValue;
     // the event as it is now, whatever it is recorded for later
     const Event then = *(Event*)event;
@@ -383,9 +420,10 @@ API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
     return Success;
 }
 
-API cuEventCreate(void** event, unsigned) {
+API cuEventCreate(void** event, unsigned flags) {
     BEGIN_IN_CONTEXT(cuEventCreate)
     Event* made = new Event;
+    made->timing = !(flags & 2);
     events.insert(made);
     *event = made;
     return Success;
@@ -401,7 +439,80 @@ API cuEventDestroy_v2(void* event) {
 LEFT_OUT_cuEventRecord unsigned cuEventRecord(void* event, void* stream) {
     BEGIN_IN_CONTEXT(cuEventRecord)
     if (!events.count((Event*)event) || !streams.count((Stream*)stream)) return InvalidHandle;
-    *(Event*)event = {(Stream*)stream, ((Stream*)stream)->asked};
+    if (is_captured()) return CaptureUnsupported;  // not by the driver, but nobody asks for it
+    Event* one = (Event*)event;
+    one->marked = true;
+    one->stream = (Stream*)stream;
+    if (one->timing) ask(one->stream, [one] { if (events.count(one)) one->milliseconds = now(); });
+    one->recorded = one->stream->asked;
+    return Success;
+}
+
+API cuEventElapsedTime(float* milliseconds, void* first, void* last) {
+    BEGIN_IN_CONTEXT(cuEventElapsedTime)
+    const Event *from = (Event*)first, *to = (Event*)last;
+    for (const Event* one : {from, to}) {
+        if (!events.count((Event*)one) || !one->timing || !one->marked) return InvalidHandle;
+        if (one->stream && one->recorded > one->stream->done) return NotReady;
+    }
+    *milliseconds = (float)(to->milliseconds - from->milliseconds);
+    return Success;
+}
+
+API cuStreamBeginCapture_v2(void* stream, int mode) {
+    BEGIN_IN_CONTEXT(cuStreamBeginCapture_v2)
+    if (!streams.count((Stream*)stream)) return InvalidHandle;
+    if (capture || mode < 0 || mode > 2) return InvalidValue;
+    captured = (Stream*)stream;
+    capture = new Graph;
+    capture_is_invalid = false;
+    return Success;
+}
+
+API cuStreamEndCapture(void* stream, void** graph) {
+    BEGIN_IN_CONTEXT(cuStreamEndCapture)
+    *graph = nullptr;
+    if (!capture || captured != stream) return InvalidValue;
+    Graph* made = capture;
+    capture = nullptr;
+    if (capture_is_invalid) {
+        delete made;
+        return CaptureInvalidated;
+    }
+    graphs.insert(made);
+    *graph = made;
+    return Success;
+}
+
+API cuGraphInstantiateWithFlags(void** ready, void* graph, unsigned long long flags) {
+    BEGIN_IN_CONTEXT(cuGraphInstantiateWithFlags)
+    if (!graphs.count((Graph*)graph)) return InvalidHandle;
+    if (flags) return InvalidValue;
+    Graph* made = new Graph(*(Graph*)graph);
+    ready_graphs.insert(made);
+    *ready = made;
+    return Success;
+}
+
+API cuGraphLaunch(void* ready, void* stream) {
+    BEGIN_IN_CONTEXT(cuGraphLaunch)
+    if (!ready_graphs.count((Graph*)ready) || !streams.count((Stream*)stream)) return InvalidHandle;
+    if (is_captured()) return CaptureUnsupported;  // as above
+    for (const auto& task : ((Graph*)ready)->tasks) ask((Stream*)stream, task);
+    return Success;
+}
+
+API cuGraphDestroy(void* graph) {
+    BEGIN(cuGraphDestroy)
+    if (!graphs.erase((Graph*)graph)) return InvalidHandle;
+    delete (Graph*)graph;
+    return Success;
+}
+
+API cuGraphExecDestroy(void* ready) {
+    BEGIN(cuGraphExecDestroy)
+    if (!ready_graphs.erase((Graph*)ready)) return InvalidHandle;
+    delete (Graph*)ready;
     return Success;
 }
 
@@ -452,13 +563,12 @@ API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     // kernels are written for one size of groups: less would leave work undone
     if (block_x != kernel.threads || block_y != 1 || block_z != 1 || shared) return LaunchOutOfResources;
     // the parameters are copied now, as the driver does
-    emulated::Call* call = kernel.call(parameters);
+    const std::shared_ptr<emulated::Call> call(kernel.call(parameters));
     const emulated::Index groups = {grid_x, grid_y, grid_z};
     ((Stream*)stream)->computes = true;
     ask((Stream*)stream, [&kernel, groups, call] {
         const char* why = nullptr;
         broken = emulated::run(kernel, groups, *call, &why);
-        delete call;
         if (why) fprintf(stderr, "emulated GPU: kernel %s: %s\n", kernel.name, why);
         if (const char* path = getenv("EMULATED_CUDA_LOG"))
             if (FILE* log = fopen(path, "a")) {

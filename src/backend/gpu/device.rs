@@ -1,10 +1,11 @@
 //! A device with what every backend on it needs: a pool of buffers, counted launches, faults on purpose.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
-use super::driver::{Driver, Launch};
+use super::driver::{Driver, Elapsed, Launch};
 use super::kernels::{Kernel, THREADS};
 use crate::error::{Fault, FaultKind, Place, Result};
 
@@ -27,12 +28,19 @@ pub enum InjectionKind {
     Numbers,
 }
 
+/// Buffers that nobody uses, by their bytes.
+type Pool<D> = BTreeMap<u64, Vec<<D as Driver>::Buffer>>;
+
 /// A device through one API.
 #[derive(Debug)]
 pub struct Device<D: Driver> {
     driver: D,
-    pool: Mutex<BTreeMap<u64, Vec<D::Buffer>>>,
+    pool: Mutex<Pool<D>>,
     launches: AtomicU64,
+    /// Nanoseconds of waiting for what was read back.
+    waited: AtomicU64,
+    /// Whether launches are recorded: what the pool gives then is theirs.
+    recording: AtomicBool,
     injection: Option<Injection>,
     /// Launches before those that the fault on purpose is counted among; none are while this is the largest number.
     armed: AtomicU64,
@@ -65,6 +73,22 @@ impl<D: Driver> Drop for Pooled<D> {
     }
 }
 
+/// Launches that can be done again and again, with the buffers that they leave their results in.
+#[derive(Debug)]
+pub struct Recorded<D: Driver> {
+    // Dropped first: it uses the buffers.
+    recording: D::Recording,
+    launches: u64,
+    _own: Pool<D>,
+}
+
+impl<D: Driver> Recorded<D> {
+    /// Launches that are done each time.
+    pub fn launches(&self) -> u64 {
+        self.launches
+    }
+}
+
 /// Bytes that the kernels of a launch read and write at most of wrong numbers.
 const WRONG_BYTES: usize = 1 << 16;
 
@@ -75,6 +99,8 @@ impl<D: Driver> Device<D> {
             driver,
             pool: Mutex::default(),
             launches: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            recording: AtomicBool::new(false),
             injection,
             armed: AtomicU64::new(u64::MAX),
             injected: Mutex::default(),
@@ -89,6 +115,11 @@ impl<D: Driver> Device<D> {
     /// Launches so far.
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)
+    }
+
+    /// Time of waiting for what was read back, so far.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
     /// Lets launches count from here on for the fault on purpose: what is computed from here on is looked at.
@@ -110,7 +141,7 @@ impl<D: Driver> Device<D> {
         *self.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((launch, kernel.function()));
     }
 
-    fn pool(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<D::Buffer>>> {
+    fn pool(&self) -> MutexGuard<'_, Pool<D>> {
         self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -147,7 +178,9 @@ impl<D: Driver> Device<D> {
     /// The first `count` words of a buffer.
     pub fn read_words(&self, buffer: &D::Buffer, count: usize) -> Result<Vec<u32>> {
         let mut bytes = vec![0; 4 * count];
+        let started = Instant::now();
         self.driver.read(buffer, 0, &mut bytes)?;
+        self.waited.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
     }
 
@@ -159,7 +192,7 @@ impl<D: Driver> Device<D> {
             return Err(Fault::new(Place::default(), fault));
         }
         let first = self.driver.allocate(bytes.max(4), purpose);
-        if first.is_ok() || self.pool().is_empty() {
+        if first.is_ok() || self.pool().is_empty() || self.recording.load(Ordering::Relaxed) {
             return first;
         }
         self.driver.wait()?;
@@ -197,6 +230,35 @@ impl<D: Driver> Device<D> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Calls `work` and records its launches, with buffers of the pool that nobody else gets: [`Driver::record`]. What `work`
+    /// leaves of them goes with the recording; what it gives away, and rows that were there before, have to be kept as long as
+    /// it is replayed, or others get them. With a fault on purpose launches
+    /// are looked at one by one, and none is recorded: that panics.
+    pub fn record(&self, mut work: impl FnMut() -> Result<()>) -> Result<Recorded<D>> {
+        assert!(self.injection.is_none(), "launches with a fault on purpose are not recorded");
+        let others = std::mem::take(&mut *self.pool());
+        self.recording.store(true, Ordering::Relaxed);
+        let before = self.launches();
+        let recording = self.driver.record(&mut work);
+        let launches = self.launches() - before;
+        self.launches.fetch_sub(launches, Ordering::Relaxed);
+        self.recording.store(false, Ordering::Relaxed);
+        let own = std::mem::replace(&mut *self.pool(), others);
+        Ok(Recorded { recording: recording?, launches, _own: own })
+    }
+
+    /// Does what was recorded once more.
+    pub fn replay(&self, recorded: &Recorded<D>) -> Result<()> {
+        self.launches.fetch_add(recorded.launches, Ordering::Relaxed);
+        self.driver.replay(&recorded.recording)
+    }
+
+    /// Does what was recorded so many times: how long the device took for all of them.
+    pub fn timed(&self, recorded: &Recorded<D>, times: u32) -> Result<Elapsed> {
+        self.launches.fetch_add(recorded.launches * u64::from(times), Ordering::Relaxed);
+        self.driver.timed(&recorded.recording, times)
     }
 
     /// Makes the numbers of a buffer wrong.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::gpu::Gpu;
-use crate::backend::gpu::driver::{DeviceMemory, Launch, Limits};
+use crate::backend::gpu::driver::{DeviceMemory, Elapsed, Launch, Limits};
 use crate::backend::samples::{matrix, numbers};
 use crate::backend::{Backend, Routing};
 use crate::error::{Fault, FaultKind, Place};
@@ -18,6 +18,7 @@ struct Limited<D> {
 
 impl<D: Driver> Driver for Limited<D> {
     type Buffer = D::Buffer;
+    type Recording = D::Recording;
 
     fn name(&self) -> &'static str {
         self.driver.name()
@@ -74,6 +75,18 @@ impl<D: Driver> Driver for Limited<D> {
 
     fn wait(&self) -> Result<()> {
         self.driver.wait()
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<D::Recording> {
+        self.driver.record(work)
+    }
+
+    fn replay(&self, recording: &D::Recording) -> Result<()> {
+        self.driver.replay(recording)
+    }
+
+    fn timed(&self, recording: &D::Recording, times: u32) -> Result<Elapsed> {
+        self.driver.timed(recording, times)
     }
 }
 
