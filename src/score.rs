@@ -33,7 +33,6 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::backend::Device;
-use crate::backend::gpu::tiers;
 use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -128,7 +127,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let model = Stored::open(path)?;
     let config = model.weights().config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
-    let mut tiers = None;
+    let mut on_gpu = None;
     let plan = match (options.finish, options.device()) {
         (true, _) => None,
         (false, Device::Reference) => {
@@ -146,7 +145,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
             match device {
                 device if device.is_gpu() => {
                     let allowed = Allowed { memory: options.memory, device: options.device_memory };
-                    tiers = memory::on_gpu(&models, longest, allowed, device)?;
+                    on_gpu = memory::on_gpu(&models, longest, allowed, device)?;
                     None
                 }
                 _ => Some(memory::plan(&models, longest, options.memory)?),
@@ -176,7 +175,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         encoder: Encoder { tokenizer: &tokenizer, prefix: &prefix, vocab_size, max_tokens },
         store: out.is_some(),
         plan,
-        tiers,
+        on_gpu,
         watch,
     };
     // A baseline that is refused leaves no results behind.
@@ -284,7 +283,7 @@ struct Job<'a> {
     /// Of a run on the CPU.
     plan: Option<memory::Plan>,
     /// Of one on a GPU that has no room for all experts.
-    tiers: Option<tiers::Options>,
+    on_gpu: Option<memory::OnGpu>,
     watch: &'a dyn Watch,
 }
 

@@ -33,7 +33,7 @@ const TENSOR_BYTES: u64 = 1 << 10;
 const ATTENDED_QUERIES: u64 = 2048;
 /// Rows whose logits are formed at once.
 const HEAD_ROWS: u64 = 64;
-/// The part of what is left of a GPU's memory that is not taken for experts where nobody says how much may be: the driver takes some.
+/// The part of what is left of a GPU's memory that is not taken for experts where nobody says that less may be: the driver takes some.
 const LEFT_FREE: u64 = 16;
 
 /// How much memory models may take at most, in bytes; by default what is available.
@@ -287,7 +287,7 @@ fn tier_bytes(models: &[Needs], free: u64, allowed: Option<u64>) -> Result<Optio
     let least = sum(|needs| needs.one_of_each);
     let wanted = fixed.saturating_add(least);
     let over = available.checked_sub(wanted).ok_or(wanted)?;
-    let over = if allowed.is_some() { over } else { over - over / LEFT_FREE };
+    let over = if allowed.is_some_and(|allowed| allowed <= free) { over } else { over - over / LEFT_FREE };
     let more = |needs: &Needs| needs.experts - needs.one_of_each.min(needs.experts);
     let all_more: u128 = models.iter().map(|needs| u128::from(more(needs))).sum();
     let bytes = |needs: &Needs| {
@@ -356,7 +356,8 @@ mod tests {
         // 300 beside the experts, of which there are 1000 and 100, 10 of each at least.
         assert_eq!(tier_bytes(&models, 1400, None), Ok(None));
         assert_eq!(tier_bytes(&models, u64::MAX, Some(1400)), Ok(None));
-        assert_eq!(tier_bytes(&models, 1399, Some(5000)), Ok(Some(vec![999, 99])));
+        assert_eq!(tier_bytes(&models, 5000, Some(1399)), Ok(Some(vec![999, 99])));
+        assert_eq!(tier_bytes(&models, 1399, Some(5000)), Ok(Some(vec![937, 94])));
         assert_eq!(tier_bytes(&models, 320, None), Ok(Some(vec![10, 10])));
         assert_eq!(tier_bytes(&models, 319, None), Err(320));
         assert_eq!(tier_bytes(&models, 9999, Some(319)), Err(320));

@@ -61,14 +61,15 @@ impl Job<'_> {
         if self.pending(results, tag)? == 0 && !probe {
             return Ok(Run::default());
         }
-        self.tiers.iter().for_each(|tiers| self.watch.plan(&tiers.told()));
+        let tiers = self.on_gpu.map(|plan| plan.tiers);
+        tiers.iter().for_each(|tiers| self.watch.plan(&tiers.told()));
         match self.options.device() {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
             Device::Cuda(number) => {
-                self.compute_on(&cuda::backend(number, None)?.in_tiers(self.tiers), model, baseline, probe, results)
+                self.compute_on(&cuda::backend(number, None)?.in_tiers(tiers), model, baseline, probe, results)
             }
             Device::Vulkan(number) => {
-                self.compute_on(&vulkan::backend(number, None)?.in_tiers(self.tiers), model, baseline, probe, results)
+                self.compute_on(&vulkan::backend(number, None)?.in_tiers(tiers), model, baseline, probe, results)
             }
             Device::Cpu => {
                 let cpu = self.plan.map_or_else(Cpu::default, |plan| Cpu::with_experts(Isa::detect(), plan.experts));
@@ -101,7 +102,7 @@ impl Job<'_> {
             (Some(Source::Model(_)), Some(theirs)) => Baseline::Model(theirs),
             _ => Baseline::None,
         };
-        let rows = self.plan.map_or(limits::BATCH_ROWS, |plan| plan.rows);
+        let rows = self.plan.map(|plan| plan.rows).or(self.on_gpu.map(|plan| plan.rows)).unwrap_or(limits::BATCH_ROWS);
         let mut scorer = Scorer::new(&own, compared, &self.encoder, self.store, tag, rows)?;
         let scored = self.rows(&mut scorer, results, tag);
         self.watch.end();

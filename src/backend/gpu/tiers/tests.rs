@@ -243,16 +243,17 @@ pub(in crate::backend) fn too_little<D: Driver>(open: impl Fn() -> D) {
     assert_eq!(refused.unwrap_err(), expected);
     // The device has no piece of memory for more than two.
     let codes = class[0].bytes()[0];
-    let (refused, _) = begin(limited(2 * codes), options(5 * bytes));
+    let largest = class.iter().map(|layout| layout.bytes()[0]).max().unwrap();
+    let (refused, _) = begin(limited(2 * largest), options(5 * bytes));
     let expected = format!(
         "{device}: no memory for 5 of the routed experts: {} bytes are wanted, {} of 1073741824 are free",
         5 * codes,
-        2 * codes
+        2 * largest
     );
     assert_eq!(refused.unwrap_err(), expected);
     let fewer = Options { fewer: true, ..options(5 * bytes) };
-    assert_eq!(begin(limited(2 * codes), fewer), (Ok(()), 2 * bytes));
-    assert_eq!(begin(limited(codes), fewer), (Ok(()), bytes));
+    assert_eq!(begin(limited(2 * largest), fewer), (Ok(()), 2 * bytes));
+    assert_eq!(begin(limited(largest), fewer), (Ok(()), bytes));
     let (refused, _) = begin(limited(codes - 4), fewer);
     let expected = format!("{device}: no memory for 1 of the routed experts: {codes} bytes are wanted");
     assert!(refused.as_ref().is_err_and(|message| message.starts_with(&expected)), "{refused:?}");
