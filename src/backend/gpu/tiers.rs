@@ -326,8 +326,14 @@ impl<D: Driver> Pass<'_, D> {
         slots == 0 || slots + more <= self.most_slots
     }
 
-    /// Uploads the next experts that are missing: as many as there is room for.
+    /// The next experts that are missing, as many as there is room for. Launches come after what was uploaded, those of later
+    /// passes too where one of the experts cannot be read.
     fn arrive(&mut self, experts: &mut Vec<usize>) -> Result<()> {
+        let uploaded = self.upload(experts);
+        uploaded.and(self.tiers.device.driver().launches_after_uploads())
+    }
+
+    fn upload(&mut self, experts: &mut Vec<usize>) -> Result<()> {
         let driver = self.tiers.device.driver();
         let mut slots = 0;
         while experts.len() < ARRIVALS {
@@ -360,7 +366,7 @@ impl<D: Driver> Pass<'_, D> {
             experts.push(expert);
         }
         assert!(!experts.is_empty(), "there is room for one expert of every class");
-        driver.launches_after_uploads()
+        Ok(())
     }
 
     /// Writes the tables of the shelves where some experts stand: these and no others are computed.
