@@ -250,7 +250,7 @@ pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, allowed: Allowed) 
     let DeviceMemory { free, total } = gpu.driver().memory()?;
     let fault = |wanted| {
         let place = Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
-        let (device, purpose) = (gpu.driver().device(), "the model, with one routed expert at a time,".to_owned());
+        let (device, purpose) = (gpu.driver().device(), "the model with one routed expert at a time".to_owned());
         Fault::new(
             place,
             match allowed.device.filter(|&allowed| wanted > allowed) {
