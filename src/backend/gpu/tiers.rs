@@ -1,7 +1,7 @@
 //! Routed experts in tiers: some on the device, within a budget of bytes, more in memory, the rest on the disk.
 //!
 //! The room on the device is taken at once, before the first expert is computed: shelves of places for experts of equal
-//! layouts, in buffers that the device can hold. Which experts have the places is measured use ([`state`]). What is not there
+//! layouts, in buffers that the device can hold. Which experts have the places is measured use (`state`). What is not there
 //! comes from [`crate::experts`], which has a budget of its own in memory, and is uploaded beside what is computed: a pass
 //! goes through the experts that are on the device first, then through those that arrive, as many at once as there is room for.
 //!
