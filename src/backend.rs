@@ -350,6 +350,10 @@ pub trait Backend: Sync {
     fn expert_counters(&self) -> Option<experts::Counters> {
         None
     }
+    /// What keeping routed experts on a device took so far; `None` where that is not done, or all of them stay there.
+    fn device_expert_counters(&self) -> Option<gpu::tiers::Counters> {
+        None
+    }
     /// Σ over the chosen experts of weight · down(swiglu(gate x, up x)).
     fn experts(&self, experts: &Self::Experts, choice: &Self::Choice, x: &Self::Rows) -> Result<Self::Rows>;
 

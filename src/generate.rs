@@ -17,11 +17,11 @@ use crate::model::chat::{ChatTemplate, Message};
 use crate::model::detokenize::Detokenizer;
 use crate::model::drafting::Decoding;
 use crate::model::ending::{StopReason, repetition};
-use crate::model::memory::Needs;
+use crate::model::memory::{Allowed, Needs};
 use crate::model::sampler::Sampler;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::model::{CHUNK_ROWS, Model, check_memory, memory, plain_bytes};
-use crate::report::{Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, GpuRun, Severity};
+use crate::report::{DeviceExperts, Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, GpuRun, Severity};
 use crate::score::encode::{PrefixChoice, prefix, prefixed};
 use crate::score::identity::sha256_of;
 use crate::threads;
@@ -72,12 +72,16 @@ pub struct Options {
     pub threads: usize,
     /// Memory for the model, in bytes; by default what is available.
     pub memory: Option<u64>,
+    /// Memory of a GPU for the model, in bytes; by default what is free.
+    pub device_memory: Option<u64>,
 }
 
 /// Told what a run does and says.
 pub trait Watch: Sync {
     /// What is being done now.
     fn phase(&self, what: &str);
+    /// What memory is used for, where there is a choice.
+    fn plan(&self, _what: &str) {}
     /// What the model says next. It is never empty, and holds whole characters.
     fn piece(&self, text: &str);
     /// Whether nobody wants to hear more.
@@ -136,15 +140,20 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
         Device::Cuda(_) | Device::Vulkan(_) => None,
     };
     let needs = || [Needs::of(path, config, memory::gpu_positions(positions), CHUNK_ROWS as u64)];
+    let allowed = Allowed { memory: options.memory, device: options.device_memory };
     let (mut cuda, mut vulkan) = (None, None);
     match options.device {
         Device::Cuda(number) => {
-            let gpu = cuda.insert(cuda::backend(number, None)?);
-            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
+            let gpu = cuda::backend(number, None)?;
+            let tiers = memory::fits_gpu(&needs(), gpu.gpu(), allowed).map_err(too_large)?[0];
+            tiers.iter().for_each(|tiers| watch.plan(&tiers.told()));
+            cuda = Some(gpu.in_tiers(tiers));
         }
         Device::Vulkan(number) => {
-            let gpu = vulkan.insert(vulkan::backend(number, None)?);
-            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
+            let gpu = vulkan::backend(number, None)?;
+            let tiers = memory::fits_gpu(&needs(), gpu.gpu(), allowed).map_err(too_large)?[0];
+            tiers.iter().for_each(|tiers| watch.plan(&tiers.told()));
+            vulkan = Some(gpu.in_tiers(tiers));
         }
         Device::Reference | Device::Cpu => {}
     }
@@ -278,6 +287,7 @@ struct Said {
     seconds: [f64; 3],
     peak_anonymous_bytes: Option<u64>,
     experts: Option<Experts>,
+    device_experts: Option<DeviceExperts>,
     gpu: Option<GpuRun>,
 }
 
@@ -331,6 +341,7 @@ impl Run<'_> {
             seconds: [0.0, prompt_seconds.unwrap_or_default(), 0.0],
             peak_anonymous_bytes: peak,
             experts: backend.expert_counters(),
+            device_experts: backend.device_expert_counters(),
             gpu: self.options.device.is_gpu().then(|| GpuRun::of(backend)),
         })
     }
@@ -415,6 +426,7 @@ impl Run<'_> {
             decoding_seconds,
             peak_anonymous_bytes: said.peak_anonymous_bytes,
             experts: said.experts,
+            device_experts: said.device_experts,
             gpu: said.gpu,
             warnings: unknown.into_iter().collect(),
         }

@@ -202,6 +202,7 @@ impl Run<'_> {
                 references: settings.verify.references.clone(),
                 devices: settings.devices()?,
                 memory: settings.memory,
+                device_memory: settings.device_memory,
                 ..TokenOptions::default()
             },
         };
@@ -272,6 +273,7 @@ impl Run<'_> {
             },
             threads: self.settings.threads,
             memory: self.settings.memory,
+            device_memory: self.settings.device_memory,
             ..score::Options::default()
         }
     }

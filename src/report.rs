@@ -30,6 +30,7 @@ pub use self::verify::{
     CheckStatus, Verdict, VerifyAgreement, VerifyBinding, VerifyCheck, VerifyDocument, VerifyDrafts, VerifyFile,
     VerifyGreedy, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTeacherForced, VerifyTokens,
 };
+pub use crate::backend::gpu::tiers::Counters as DeviceExperts;
 pub use crate::error::Severity;
 use crate::error::{Fault, FaultKind, escaped, escaped_whole};
 pub use crate::experts::Counters as Experts;

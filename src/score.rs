@@ -37,6 +37,7 @@ use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::is_same_file;
+use crate::model::memory::Allowed;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::model::{check_memory, plain_bytes};
 use crate::part::Part;
@@ -57,6 +58,8 @@ pub use summary::answers;
 pub trait Watch: Sync {
     /// What is being done now.
     fn phase(&self, what: &str);
+    /// What memory is used for, where there is a choice.
+    fn plan(&self, _what: &str) {}
     /// So many rows are to be scored.
     fn start(&self, rows: u64);
     /// A row was scored; `tokens` went through the layers so far.
@@ -103,6 +106,8 @@ pub struct Options {
     pub threads: usize,
     /// Memory for the models, in bytes; by default what is available.
     pub memory: Option<u64>,
+    /// Memory of a GPU for them, in bytes; by default what is free.
+    pub device_memory: Option<u64>,
 }
 
 impl Options {
@@ -122,6 +127,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let model = Stored::open(path)?;
     let config = model.weights().config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
+    let mut on_gpu = None;
     let plan = match (options.finish, options.device()) {
         (true, _) => None,
         (false, Device::Reference) => {
@@ -138,7 +144,8 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
                 std::iter::once(path).chain(baseline).map(|path| (path, &config)).collect();
             match device {
                 device if device.is_gpu() => {
-                    memory::check_gpu(&models, longest, options.memory, device)?;
+                    let allowed = Allowed { memory: options.memory, device: options.device_memory };
+                    on_gpu = memory::on_gpu(&models, longest, allowed, device)?;
                     None
                 }
                 _ => Some(memory::plan(&models, longest, options.memory)?),
@@ -168,6 +175,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         encoder: Encoder { tokenizer: &tokenizer, prefix: &prefix, vocab_size, max_tokens },
         store: out.is_some(),
         plan,
+        on_gpu,
         watch,
     };
     // A baseline that is refused leaves no results behind.
@@ -193,6 +201,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     report.probes = run.probes.or(probes);
     report.shares = run.shares;
     report.experts = run.experts;
+    report.device_experts = run.device_experts;
     report.gpu = run.gpu;
     report.tokens = run.tokens;
     report.loading_seconds = run.loading_seconds;
@@ -273,6 +282,8 @@ struct Job<'a> {
     store: bool,
     /// Of a run on the CPU.
     plan: Option<memory::Plan>,
+    /// Of one on a GPU that has no room for all experts.
+    on_gpu: Option<memory::OnGpu>,
     watch: &'a dyn Watch,
 }
 

@@ -166,6 +166,7 @@ impl Examined {
             source_agreement: self.computed.agreement,
             own_drafts: self.computed.own_drafts,
             experts: self.computed.experts,
+            device_experts: self.computed.device_experts,
             findings: Vec::new(),
             bytes_read: self.stages.iter().map(|stage| stage.bytes_read).sum(),
             seconds,

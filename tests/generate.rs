@@ -56,6 +56,7 @@ fn of(prompt: Prompt) -> Options {
         device: Device::Cpu,
         threads: 0,
         memory: None,
+        device_memory: None,
     }
 }
 

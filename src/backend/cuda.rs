@@ -12,6 +12,7 @@ mod recording;
 mod stream;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
+mod upload;
 
 use std::sync::Arc;
 
@@ -98,6 +99,18 @@ impl Driver for Cuda {
 
     fn write(&self, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
         self.0.write(to, offset, bytes)
+    }
+
+    fn upload(&self, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.0.upload(to, offset, bytes)
+    }
+
+    fn uploads_after_launches(&self) -> Result<()> {
+        self.0.uploads_after_launches()
+    }
+
+    fn launches_after_uploads(&self) -> Result<()> {
+        self.0.launches_after_uploads()
     }
 
     fn read(&self, from: &Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {

@@ -17,6 +17,7 @@ mod rows;
 mod stream;
 #[cfg(test)]
 pub(in crate::backend) mod tests;
+pub mod tiers;
 mod weight;
 
 use std::ops::Range;
@@ -26,10 +27,12 @@ use crate::backend::{
     Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Faults, Result};
+use crate::experts;
 use crate::weights::Matrix;
 use device::{Device, Injection, groups_of};
 use driver::Driver;
 use kernels::{Kernel, Name, THREADS, TILE_ROWS};
+use tiers::Tiers;
 
 pub use moe::Experts;
 pub use rows::{Cache, Choice, Lists, Rows};
@@ -55,6 +58,8 @@ pub struct Gpu<D: Driver> {
     tally: Tally,
     made: lists::Made<D>,
     mode: Mode,
+    /// Where routed experts are that are not all on the device.
+    tiers: Option<Arc<Tiers<D>>>,
 }
 
 /// What of a weight is multiplied with what of the rows: all of it, or a part head by head.
@@ -68,14 +73,16 @@ struct Terms {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// On a device, with a fault on purpose.
+    /// On a device, with a fault on purpose. All weights go there.
     pub fn new(driver: D, injection: Option<Injection>) -> Gpu<D> {
-        Gpu {
-            device: Device::new(driver, injection),
-            tally: Tally::default(),
-            made: lists::Made::default(),
-            mode: Mode::Exact,
-        }
+        let device = Device::new(driver, injection);
+        Gpu { device, tally: Tally::default(), made: lists::Made::default(), mode: Mode::Exact, tiers: None }
+    }
+
+    /// The same with routed experts in tiers, if there are options for them; no model is on it yet.
+    pub fn in_tiers(self, options: Option<tiers::Options>) -> Gpu<D> {
+        let tiers = options.map(|options| Arc::new(Tiers::new(self.device.clone(), options)));
+        Gpu { tiers, ..self }
     }
 
     /// The same with sums formed in another mode.
@@ -395,6 +402,22 @@ impl<D: Driver> Backend for Gpu<D> {
         let routed: Vec<Routed> =
             ids.iter().zip(weights).map(|(&id, weight)| (id as usize, f32::from_bits(weight))).collect();
         Ok(routed.chunks(choice.chosen).map(<[Routed]>::to_vec).collect())
+    }
+
+    fn announce(&self, experts: &Experts<D>, choice: &Choice<D>) -> Result<()> {
+        self.expect(experts, choice)
+    }
+
+    fn read_ahead(&self, experts: &Experts<D>, choose: &dyn Fn() -> Result<Choice<D>>) -> Result<()> {
+        self.foresee(experts, choose)
+    }
+
+    fn expert_counters(&self) -> Option<experts::Counters> {
+        self.tiers.as_ref().map(|tiers| tiers.host_counters())
+    }
+
+    fn device_expert_counters(&self) -> Option<tiers::Counters> {
+        self.tiers.as_ref().map(|tiers| tiers.counters())
     }
 
     fn experts(&self, experts: &Experts<D>, choice: &Choice<D>, x: &Rows<D>) -> Result<Rows<D>> {

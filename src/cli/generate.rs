@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::progress::{duration, end_on_request, is_end_requested};
-use super::running::Running;
+use super::running::{Running, device_experts};
 use super::{Talk, findings_text, print_json, tell};
 use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place};
@@ -75,6 +75,7 @@ impl Arguments {
     fn options(&self) -> Result<Options, Fault> {
         let device = self.running.devices()?.first().copied().unwrap_or(Device::Cpu);
         self.running.check_mode()?;
+        self.running.check_device_memory(&[device])?;
         let max_tokens = self.max_tokens.as_deref().map(|text| match text.parse() {
             Ok(count @ 1..=MAX_TOKENS) => Ok(count),
             _ => wrong("--max-tokens", "a number from 1 to 4294967296", text),
@@ -93,6 +94,7 @@ impl Arguments {
             device,
             threads: self.running.threads,
             memory: self.running.memory,
+            device_memory: self.running.device_memory,
         })
     }
 
@@ -242,7 +244,7 @@ fn statistics(report: &GenerateReport) -> String {
     if let Some(share) = draft.acceptance {
         out += &format!("drafts: {} of {} accepted ({:.1} %)\n", draft.accepted, draft.proposed, 100.0 * share);
     }
-    out
+    out + &device_experts(report.device_experts)
 }
 
 /// How writing to stdout goes.
@@ -333,6 +335,14 @@ impl Watch for Speaker {
         }
         if self.lines && what == "loading the model" {
             tell("loading the model\n");
+        }
+    }
+
+    fn plan(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| tell(&format!("{what}\n"))),
+            None if self.lines => tell(&format!("{what}\n")),
+            None => {}
         }
     }
 

@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::progress::duration;
-use super::running::Running;
+use super::running::{Running, device_experts};
 use super::{Talk, findings_text, print, print_json, size, tell, text};
 use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::limits;
@@ -77,6 +77,7 @@ impl Arguments {
     fn options(&self) -> Result<Options, Fault> {
         let device = self.running.devices()?.first().copied();
         self.running.check_mode()?;
+        self.running.check_device_memory(device.as_slice())?;
         if self.limit == Some(0) {
             return wrong("--limit", "a number above 0", "0");
         }
@@ -97,6 +98,7 @@ impl Arguments {
             device,
             threads: self.running.threads,
             memory: self.running.memory,
+            device_memory: self.running.device_memory,
         })
     }
 
@@ -229,6 +231,7 @@ fn report_text(report: &ScoreReport, out: Option<&Path>) -> String {
         let parts = parts.map(|(name, share)| format!("{name} {:.0} %", 100.0 * share));
         text += &format!("time: {}\n", parts.join(", "));
     }
+    text += &device_experts(report.device_experts);
     if !report.excluded.is_empty() {
         let rows = if report.excluded.len() == 1 { "row was" } else { "rows were" };
         text += &format!("{} {rows} not scored\n", size::grouped(report.excluded.len() as u64));
@@ -358,6 +361,14 @@ impl Watch for Meter {
     fn phase(&self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());
+        }
+    }
+
+    fn plan(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| tell(&format!("{what}\n"))),
+            None if self.lines => tell(&format!("{what}\n")),
+            None => {}
         }
     }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::progress::{Meter, duration};
-use super::running::Running;
+use super::running::{Running, device_experts};
 use super::{Talk, findings_text, print, print_json, size, text};
 use crate::backend::Present;
 use crate::backend::gpu::device::Injection;
@@ -79,12 +79,18 @@ impl Arguments {
         let injection = self.injection()?;
         let present = if self.all_devices { Present::find() } else { Present::default() };
         let unused = present.unused.iter().map(|(device, fault)| (device.clone(), fault.to_string())).collect();
+        let devices = if self.all_devices { present.devices } else { self.running.devices()? };
+        // Where all are asked for there need not be a GPU.
+        if !self.all_devices {
+            self.running.check_device_memory(&devices)?;
+        }
         Ok(TokenOptions {
             references: self.reference.clone(),
-            devices: if self.all_devices { present.devices } else { self.running.devices()? },
+            devices,
             unused,
             write_reference: self.write_reference.clone(),
             memory: self.running.memory,
+            device_memory: self.running.device_memory,
             injection,
         })
     }
@@ -218,6 +224,10 @@ pub(super) fn report_text(report: &VerifyReport) -> String {
     out += &tokens_text(report);
     if !report.findings.is_empty() {
         out += &format!("\n{}", findings_text(&report.findings));
+    }
+    match device_experts(report.device_experts) {
+        line if line.is_empty() => {}
+        line => out += &format!("\n{line}"),
     }
     if let Some(experts) = report.experts.filter(|experts| experts.evictions > 0) {
         let (hits, requests, waited) = (experts.hits, experts.requests, duration(experts.wait_seconds));

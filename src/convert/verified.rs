@@ -6,7 +6,7 @@ use super::Job;
 use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::available_bytes;
-use crate::model::memory::{Needs, fits_device, gpu_positions, share};
+use crate::model::memory::{Allowed, Needs, fits_device, gpu_positions, share};
 use crate::model::{CHUNK_ROWS, check_memory, plain_bytes, stored_bytes};
 use crate::progress::Progress;
 use crate::report::VerifyReport;
@@ -30,8 +30,9 @@ fn needs(job: &Job, with_source: bool, positions: u64) -> Vec<Needs> {
 }
 
 /// Refuses a verification on these devices, by default on the CPU, of what a job is about to make, with references of up to
-/// `longest` ids, that would not fit into `memory` bytes, by default those that are available.
-pub fn check_room(job: &Job, with_source: bool, longest: usize, devices: &[Device], memory: Option<u64>) -> Result<()> {
+/// `longest` ids, that would not fit into the memory that is `allowed`.
+pub fn check_room(job: &Job, with_source: bool, longest: usize, devices: &[Device], allowed: Allowed) -> Result<()> {
+    let memory = allowed.memory;
     let positions = verify::positions(longest);
     let on_gpu = || needs(job, with_source, gpu_positions(positions));
     for &device in if devices.is_empty() { &[Device::Cpu] } else { devices } {
@@ -42,7 +43,7 @@ pub fn check_room(job: &Job, with_source: bool, longest: usize, devices: &[Devic
                 check_memory(&job.destination.directory, bytes, memory.or_else(available_bytes))?;
             }
             Device::Cpu => drop(share(&needs(job, with_source, positions), memory)?),
-            Device::Cuda(_) | Device::Vulkan(_) => fits_device(device, &on_gpu, memory)?,
+            Device::Cuda(_) | Device::Vulkan(_) => drop(fits_device(device, &on_gpu, allowed)?),
         }
     }
     Ok(())

@@ -401,7 +401,9 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         }
         K::GpuMemory { .. } => "end what else uses the GPU, or use --device cpu".into(),
         K::DeviceUnused { .. } => "`coliconv devices` says what can be done about it".into(),
-        K::GpuMemoryLimit { .. } => "give more with --memory".into(),
+        K::GpuMemoryLimit { .. } | K::GpuExpertsMemory { .. } => {
+            "give more with --device-memory, or use --device cpu".into()
+        }
         K::GpuFaultUnnoticed { .. } => "choose another launch: --inject-fault numbers:1 is noticed".into(),
         K::GpuCall { code, launched, .. } => return gpu_hint(code, launched.is_some()),
         _ => return None,

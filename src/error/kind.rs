@@ -748,10 +748,18 @@ pub enum FaultKind {
     GpuTooOld { device: String, what: &'static str, found: String, expected: &'static str },
     #[error("{}: cannot {doing}: {call} says {}{}", escaped(device), escaped(code), after(launched))]
     GpuCall { device: String, doing: String, call: &'static str, code: String, launched: Option<(u64, String)> },
-    #[error("{}: {purpose} needs {wanted} bytes of the GPU's memory, --memory allows {allowed}", escaped(device))]
+    #[error(
+        "{}: {purpose} needs {wanted} bytes of the GPU's memory, --device-memory allows {allowed}",
+        escaped(device)
+    )]
     GpuMemoryLimit { device: String, purpose: String, wanted: u64, allowed: u64 },
     #[error("{}: no memory for {purpose}: {wanted} bytes are wanted, {free} of {total} are free", escaped(device))]
     GpuMemory { device: String, purpose: String, wanted: u64, free: u64, total: u64 },
+    #[error(
+        "{}: routed experts need at least {needed} bytes of the GPU's memory, for one at a time; {available} are left for them",
+        escaped(device)
+    )]
+    GpuExpertsMemory { device: String, needed: u64, available: u64 },
     #[error("{api} cannot be used: {}", escaped_message(reason))]
     GpuApi { api: &'static str, reason: String },
     #[error("{} cannot be used: {what}: expected at least {expected}, found {found}", escaped(device))]

@@ -1,15 +1,18 @@
-//! Memory of models on the CPU: what must be there, and what is left for routed experts.
+//! Memory of models: what must be there, and what is left for routed experts, in memory and on a GPU.
 //!
-//! Weights stay in memory as they are stored (halves as f32), but routed experts need not: they are read on demand, within
-//! what the rest leaves of the memory. Everything is known from config.json and headers, before any weight is read.
+//! Weights stay where they are computed with as they are stored (halves as f32), but routed experts need not: they are read on
+//! demand, within what the rest leaves of the memory. On a GPU whose memory does not hold all of them they are in tiers: as many
+//! as fit beside the rest, as many more in memory, and the others on the disk. Everything is known from config.json and
+//! headers, before any weight is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::CHUNK_ROWS;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::Device;
 use crate::backend::gpu::driver::{DeviceMemory, Driver};
+use crate::backend::gpu::tiers;
 use crate::backend::reference::spare_rows;
 use crate::backend::{self, cuda, vulkan};
 use crate::checkpoint::{SCALE_SUFFIX, weight_files};
@@ -30,8 +33,19 @@ const TENSOR_BYTES: u64 = 1 << 10;
 const ATTENDED_QUERIES: u64 = 2048;
 /// Rows whose logits are formed at once.
 const HEAD_ROWS: u64 = 64;
+/// The part of what is left of a GPU's memory that is not taken for experts where nobody says that less may be: the driver takes some.
+const LEFT_FREE: u64 = 16;
 
-/// What a model takes on the CPU, in bytes.
+/// How much memory models may take at most, in bytes; by default what is available.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Of the machine's memory.
+    pub memory: Option<u64>,
+    /// Of a GPU's.
+    pub device: Option<u64>,
+}
+
+/// What a model takes, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Needs {
     /// Where it is.
@@ -48,6 +62,10 @@ pub struct Needs {
     staging: u64,
     /// Of `working`, what depends on texts.
     of_texts: u64,
+    /// Routed experts at least on a GPU: one of each size.
+    one_of_each: u64,
+    /// The largest weight that is no routed expert, which is in memory on its way to a GPU.
+    largest: u64,
 }
 
 /// Codes and scales of an expert in memory, and what of it is not used as it is stored.
@@ -82,6 +100,8 @@ impl Needs {
             experts_at_least: 0,
             staging: 0,
             of_texts: working_bytes(config, positions, rows),
+            one_of_each: 0,
+            largest: 0,
         };
         let mut experts: BTreeMap<(u64, u64), OfExpert> = BTreeMap::new();
         for name in weight_files(directory).unwrap_or_default() {
@@ -96,6 +116,9 @@ impl Needs {
         needs.experts = experts.values().map(slot).fold(0, u64::saturating_add);
         let largest = experts.values().map(slot).max().unwrap_or(0);
         needs.experts_at_least = needs.experts.min(LEAST_EXPERTS.saturating_mul(largest)) + needs.staging;
+        let sizes: BTreeSet<(u64, u64)> = experts.values().map(|expert| (expert.codes, expert.scales)).collect();
+        needs.one_of_each =
+            sizes.iter().map(|(codes, scales)| slot_bytes(*codes, *scales)).fold(0, u64::saturating_add);
         needs
     }
 
@@ -119,6 +142,7 @@ impl Needs {
         let expert = role.and_then(|role| role.layer.zip(role.expert));
         let Some((layer, (expert, _))) = expert else {
             self.dense = self.dense.saturating_add(in_memory);
+            self.largest = self.largest.max(in_memory);
             return;
         };
         let of_expert = experts.entry((layer, expert)).or_default();
@@ -135,6 +159,17 @@ impl Needs {
     /// Everything but routed experts.
     pub fn fixed(&self) -> u64 {
         self.dense.saturating_add(self.working)
+    }
+
+    /// Everything in memory where a GPU computes and has all of the model: what is known of tensors, and the largest weight.
+    fn passing(&self) -> u64 {
+        (self.working - self.of_texts).saturating_add(self.largest)
+    }
+
+    /// Everything in memory but routed experts where a GPU computes: what is known of tensors, and a weight on its way there as
+    /// far as it takes more than the experts that come later.
+    fn beside_gpu(&self) -> u64 {
+        (self.working - self.of_texts).saturating_add(self.largest.saturating_sub(self.experts_at_least))
     }
 
     /// Routed experts, all of them, with what reading them takes.
@@ -171,11 +206,16 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
 /// available but for an eighth. Experts that all fit stay; what does not suffice for the rest and for two experts of each
 /// is [`FaultKind::MemoryTooSmall`].
 pub fn share(models: &[Needs], memory: Option<u64>) -> Result<Vec<Options>> {
+    share_beside(models, Needs::fixed, memory)
+}
+
+/// The same beside something else that each model has in memory.
+fn share_beside(models: &[Needs], beside: fn(&Needs) -> u64, memory: Option<u64>) -> Result<Vec<Options>> {
     let Some(available) = memory.or_else(|| available_bytes().map(|bytes| bytes / 8 * 7)) else {
         return Ok(models.iter().map(|_| Options { direct: false, ..Options::within(u64::MAX) }).collect());
     };
     let sum = |of: fn(&Needs) -> u64| models.iter().map(of).fold(0, u64::saturating_add);
-    let (fixed, least, all) = (sum(Needs::fixed), sum(|needs| needs.experts_at_least), sum(Needs::all_experts));
+    let (fixed, least, all) = (sum(beside), sum(|needs| needs.experts_at_least), sum(Needs::all_experts));
     let Some(over) = available.checked_sub(fixed.saturating_add(least)) else {
         let directory = models.first().map(|needs| needs.directory.clone()).unwrap_or_default();
         return Err(Fault::new(Place::file(directory), FaultKind::MemoryTooSmall { fixed, experts: least, available }));
@@ -203,29 +243,70 @@ pub fn cpu(directory: &Path, config: &Config, positions: u64, memory: Option<u64
     Ok(Cpu::with_experts(Isa::detect(), options[0]))
 }
 
-/// Refuses models that a GPU has no room for, all of whose weights go there: before any is read. `memory` is what they may
-/// take at most, by default what is free.
-pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, memory: Option<u64>) -> Result<()> {
+/// How models that are held at the same time have their routed experts on a GPU: `None` where all of them fit beside the rest.
+/// What does not suffice for the rest and for one expert of each size is refused, before any weight is read: as
+/// [`FaultKind::GpuMemory`] or [`FaultKind::GpuMemoryLimit`], and of the machine's memory as [`FaultKind::MemoryTooSmall`].
+pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, allowed: Allowed) -> Result<Vec<Option<tiers::Options>>> {
     let DeviceMemory { free, total } = gpu.driver().memory()?;
-    let of = |needs: &Needs| needs.fixed().saturating_add(needs.experts);
-    let wanted = models.iter().map(of).fold(0, u64::saturating_add);
-    let directory = || Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
-    let (device, purpose) = (gpu.driver().device(), "the model".to_owned());
-    if let Some(allowed) = memory.filter(|&allowed| wanted > allowed) {
-        return Err(Fault::new(directory(), FaultKind::GpuMemoryLimit { device, purpose, wanted, allowed }));
+    let fault = |wanted| {
+        let place = Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
+        let (device, purpose) = (gpu.driver().device(), "the model with one routed expert at a time".to_owned());
+        Fault::new(
+            place,
+            match allowed.device.filter(|&allowed| wanted > allowed) {
+                Some(allowed) => FaultKind::GpuMemoryLimit { device, purpose, wanted, allowed },
+                None => FaultKind::GpuMemory { device, purpose, wanted, free, total },
+            },
+        )
+    };
+    let Some(on_device) = tier_bytes(models, free, allowed.device).map_err(fault)? else {
+        // One weight after the other is in memory on its way.
+        let fixed = models.iter().map(Needs::passing).fold(0, u64::saturating_add);
+        return match allowed.memory.filter(|&available| available < fixed) {
+            Some(available) => {
+                let place = Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
+                Err(Fault::new(place, FaultKind::MemoryTooSmall { fixed, experts: 0, available }))
+            }
+            None => Ok(vec![None; models.len()]),
+        };
+    };
+    let hosts = share_beside(models, Needs::beside_gpu, allowed.memory)?;
+    let fewer = allowed.device.is_none_or(|allowed| allowed > free);
+    let tiered = |(device_bytes, host)| Some(tiers::Options { device_bytes, fewer, host });
+    Ok(on_device.into_iter().zip(hosts).map(tiered).collect())
+}
+
+/// Bytes of a GPU's memory for the routed experts of each model; `None` where all fit. The error is how much is wanted at least.
+fn tier_bytes(models: &[Needs], free: u64, allowed: Option<u64>) -> Result<Option<Vec<u64>>, u64> {
+    let available = allowed.map_or(free, |allowed| allowed.min(free));
+    let sum = |of: fn(&Needs) -> u64| models.iter().map(of).fold(0, u64::saturating_add);
+    let (fixed, all) = (sum(Needs::fixed), sum(|needs| needs.experts));
+    if fixed.saturating_add(all) <= available {
+        return Ok(None);
     }
-    match wanted <= free {
-        true => Ok(()),
-        false => Err(Fault::new(directory(), FaultKind::GpuMemory { device, purpose, wanted, free, total })),
-    }
+    let least = sum(|needs| needs.one_of_each);
+    let wanted = fixed.saturating_add(least);
+    let over = available.checked_sub(wanted).ok_or(wanted)?;
+    let over = if allowed.is_some_and(|allowed| allowed <= free) { over } else { over - over / LEFT_FREE };
+    let more = |needs: &Needs| needs.experts - needs.one_of_each.min(needs.experts);
+    let all_more: u128 = models.iter().map(|needs| u128::from(more(needs))).sum();
+    let bytes = |needs: &Needs| {
+        let share = (u128::from(over) * u128::from(more(needs))).checked_div(all_more).unwrap_or(0) as u64;
+        needs.one_of_each + share.min(more(needs))
+    };
+    Ok(Some(models.iter().map(bytes).collect()))
 }
 
 /// The same on the device that models would run on: a GPU is opened to ask, other devices have limits of their own.
-pub fn fits_device(device: backend::Device, models: &dyn Fn() -> Vec<Needs>, memory: Option<u64>) -> Result<()> {
+pub fn fits_device(
+    device: backend::Device,
+    models: &dyn Fn() -> Vec<Needs>,
+    allowed: Allowed,
+) -> Result<Vec<Option<tiers::Options>>> {
     match device {
-        backend::Device::Reference | backend::Device::Cpu => Ok(()),
-        backend::Device::Cuda(number) => fits_gpu(&models(), cuda::backend(number, None)?.gpu(), memory),
-        backend::Device::Vulkan(number) => fits_gpu(&models(), vulkan::backend(number, None)?.gpu(), memory),
+        backend::Device::Reference | backend::Device::Cpu => Ok(Vec::new()),
+        backend::Device::Cuda(number) => fits_gpu(&models(), cuda::backend(number, None)?.gpu(), allowed),
+        backend::Device::Vulkan(number) => fits_gpu(&models(), vulkan::backend(number, None)?.gpu(), allowed),
     }
 }
 
@@ -243,6 +324,8 @@ mod tests {
             experts_at_least,
             staging: 10,
             of_texts: 0,
+            one_of_each: experts_at_least / 3,
+            largest: 7,
         }
     }
 
@@ -268,6 +351,26 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_has_all_experts_or_as_many_as_fit() {
+        let models = [needs(100, 1010, 30), needs(200, 110, 30)];
+        // 300 beside the experts, of which there are 1000 and 100, 10 of each at least.
+        assert_eq!(tier_bytes(&models, 1400, None), Ok(None));
+        assert_eq!(tier_bytes(&models, u64::MAX, Some(1400)), Ok(None));
+        assert_eq!(tier_bytes(&models, 5000, Some(1399)), Ok(Some(vec![999, 99])));
+        assert_eq!(tier_bytes(&models, 1399, Some(5000)), Ok(Some(vec![937, 94])));
+        assert_eq!(tier_bytes(&models, 320, None), Ok(Some(vec![10, 10])));
+        assert_eq!(tier_bytes(&models, 319, None), Err(320));
+        assert_eq!(tier_bytes(&models, 9999, Some(319)), Err(320));
+        // A sixteenth of what is over is left free, unless somebody says how much may be taken.
+        assert_eq!(tier_bytes(&models, 320 + 160, None), Ok(Some(vec![10 + 137, 10 + 12])));
+        assert_eq!(tier_bytes(&models, 9999, Some(320 + 160)), Ok(Some(vec![10 + 146, 10 + 13])));
+        for free in 320..1400 {
+            let bytes = tier_bytes(&models, free, None).unwrap().unwrap();
+            assert!(bytes.iter().sum::<u64>() + 300 <= free, "{free}");
+        }
+    }
+
+    #[test]
     fn needs_are_those_of_the_headers() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
         let config = Config::read(&directory).unwrap();
@@ -276,6 +379,7 @@ mod tests {
         assert_eq!(few.with_rows(&config, 100_000, 512), many);
         assert_eq!((few.dense, few.experts), (many.dense, many.experts));
         assert!(few.working < many.working && few.experts_at_least < few.experts);
+        assert!(0 < few.one_of_each && few.one_of_each < few.experts && 0 < few.largest && few.largest < few.dense);
         let stored: u64 = weight_files(&directory)
             .unwrap()
             .iter()

@@ -13,6 +13,7 @@ use crate::convert::{Job, check_room};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::read_small;
 use crate::limits;
+use crate::model::memory::Allowed;
 use crate::publish::card::is_license;
 use crate::publish::front::Front;
 use crate::publish::gate::{TOKENS_MISSING, WEIGHTS_MISSING, verify_command};
@@ -60,7 +61,8 @@ pub(super) fn check_memory(settings: &Settings, job: &Job) -> Result<(), Faults>
         let file = ReferenceFile::read(path)?;
         longest = file.references.iter().map(|reference| reference.full_ids.len()).fold(longest, usize::max);
     }
-    Ok(check_room(job, settings.verify.source, longest, &settings.devices()?, settings.memory)?)
+    let allowed = Allowed { memory: settings.memory, device: settings.device_memory };
+    Ok(check_room(job, settings.verify.source, longest, &settings.devices()?, allowed)?)
 }
 
 /// Whether an earlier run verified the container that is there.

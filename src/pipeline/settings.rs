@@ -44,6 +44,10 @@ pub struct Settings {
     /// Memory for the model when it is verified and scored, in bytes; null for what is available. No result depends on it.
     #[serde(default)]
     pub memory: Option<u64>,
+    /// The same of a GPU's memory, in bytes; null for what is free. Routed experts for which there is no room are in
+    /// memory, or are read on demand.
+    #[serde(default)]
+    pub device_memory: Option<u64>,
 }
 
 /// How to convert.
@@ -220,9 +224,11 @@ impl Settings {
             let (flag, expected) = ("`score.limit`", "a number above 0");
             refuse(Place::file(path), FaultKind::FlagValue { flag, expected, found: "0".to_owned() });
         }
-        if self.memory == Some(0) {
-            let (flag, expected) = ("`memory`", "a number above 0");
-            refuse(Place::file(path), FaultKind::FlagValue { flag, expected, found: "0".to_owned() });
+        for (given, flag) in [(self.memory, "`memory`"), (self.device_memory, "`device_memory`")] {
+            if given == Some(0) {
+                let expected = "a number above 0";
+                refuse(Place::file(path), FaultKind::FlagValue { flag, expected, found: "0".to_owned() });
+            }
         }
         faults.extend(self.publish.repo_id.as_deref().and_then(|id| check_repo_id(id).err()));
         faults.extend(self.devices().err());

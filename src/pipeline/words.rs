@@ -3,7 +3,7 @@
 use crate::report::Finding;
 
 /// The keys of a pipeline that are what flags of the commands are.
-const KEYS: [(&str, &str); 33] = [
+const KEYS: [(&str, &str); 34] = [
     ("--allow-ambiguous", "convert.allow_ambiguous"),
     ("--allow-excluded", "publish.policy.score.allow_excluded"),
     ("--allow-incomplete", "convert.allow_incomplete"),
@@ -12,6 +12,7 @@ const KEYS: [(&str, &str); 33] = [
     ("--baseline", "score.baseline"),
     ("--consume", "convert.consume"),
     ("--device", "verify.devices"),
+    ("--device-memory", "device_memory"),
     ("--dmlp-bits", "convert.recipe.dmlp_bits"),
     ("--down-bits", "convert.recipe.down_bits"),
     ("--ebits", "convert.recipe.ebits"),
@@ -80,7 +81,10 @@ fn own_hint(finding: &Finding) -> Option<&'static str> {
         "gpu-library" | "gpu-symbol" | "gpu-ordinal" | "gpu-api" | "gpu-lacks" | "gpu-too-old" => {
             "leave it out of `verify.devices`, or make it usable: `coliconv devices` says what there is, and what it lacks"
         }
-        "gpu-memory" => "leave the GPU out of `verify.devices`, end what else uses it, or give a larger `memory`",
+        "gpu-memory" => "leave the GPU out of `verify.devices`, or end what else uses it",
+        "gpu-memory-limit" | "gpu-experts-memory" => {
+            "give a larger `device_memory`, or leave the GPU out of `verify.devices`"
+        }
         "base-model-unknown" => "set `publish.policy.card.base_model` to ORG/NAME of the source",
         "reference-of-itself" => {
             "give `verify.references` of another implementation or of the checkpoint, or set `verify.source` to true"

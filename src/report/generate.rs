@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Finding, GpuRun, Refusal};
+use super::{DeviceExperts, Experts, Finding, GpuRun, Refusal};
 
 /// `generate --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -57,9 +57,12 @@ pub struct GenerateReport {
     pub decoding_seconds: f64,
     /// Largest anonymous memory seen after loading and after each step, in bytes; null where the system does not tell.
     pub peak_anonymous_bytes: Option<u64>,
-    /// What reading routed experts on demand took; absent on a backend that keeps all of them.
+    /// What reading routed experts on demand took; absent where all of them are on the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
+    /// What keeping routed experts on a GPU took that has no room for all of them; absent elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_experts: Option<DeviceExperts>,
     /// What ran on the GPU; absent on other devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuRun>,

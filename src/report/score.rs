@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Finding, GpuRun, Refusal, Verdict};
+use super::{DeviceExperts, Experts, Finding, GpuRun, Refusal, Verdict};
 
 /// `score --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -52,8 +52,11 @@ pub struct ScoreReport {
     pub tokens_per_second: Option<f64>,
     /// What that time went into; null when nothing was computed.
     pub shares: Option<ScoreShares>,
-    /// What reading routed experts took, probes included; null where nothing was computed on the CPU.
+    /// What reading routed experts took, probes included; null where all of them were on a device, or nothing was computed.
     pub experts: Option<Experts>,
+    /// What keeping routed experts on a GPU took that has no room for all of them; absent elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_experts: Option<DeviceExperts>,
     /// What ran on the GPU, probes included; absent on other devices, and where nothing was computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuRun>,

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Finding, GpuRun, Refusal};
+use super::{DeviceExperts, Experts, Finding, GpuRun, Refusal};
 
 /// `verify --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -43,9 +43,13 @@ pub struct VerifyReport {
     /// Drafts along a text of the model's own; absent without an MTP head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_drafts: Option<VerifyOwnDrafts>,
-    /// What reading the model's routed experts on demand took, all references together; absent where the CPU was not asked.
+    /// What reading the model's routed experts on demand took, all references together; absent where all of them were
+    /// on a device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
+    /// What keeping routed experts on a GPU took that has no room for all of them; absent elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_experts: Option<DeviceExperts>,
     /// Everything that was found; errors are why a check failed.
     pub findings: Vec<Finding>,
     /// Bytes read at the levels above `structure`.

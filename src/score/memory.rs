@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use crate::backend::Device;
+use crate::backend::gpu::tiers;
 use crate::config::Config;
 use crate::error::Result;
 use crate::experts;
 use crate::limits;
-use crate::model::memory::{Needs, fits_device, gpu_positions, share};
+use crate::model::memory::{Allowed, Needs, fits_device, gpu_positions, share};
 
 /// What a run on the CPU does with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,12 +46,48 @@ pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64
     Ok(plan)
 }
 
-/// Refuses models that a GPU has no room for.
-pub(super) fn check_gpu(models: &[(&Path, &Config)], longest: u64, memory: Option<u64>, device: Device) -> Result<()> {
-    let rows = limits::BATCH_ROWS;
-    let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
-    let needs = || models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
-    fits_device(device, &needs, memory)
+/// What a run on a GPU does that has no room for all experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OnGpu {
+    /// Tokens that go through the layers together.
+    pub(super) rows: usize,
+    /// How it has the experts of all models together.
+    pub(super) tiers: tiers::Options,
+}
+
+/// The plan for models that run side by side on a GPU; `None` where it has room for all of their experts. Refuses models that
+/// it has no room for at all.
+pub(super) fn on_gpu(
+    models: &[(&Path, &Config)],
+    longest: u64,
+    allowed: Allowed,
+    device: Device,
+) -> Result<Option<OnGpu>> {
+    let fits = |rows: usize| -> Result<Option<tiers::Options>> {
+        let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
+        let needs = || models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
+        let tiers: Vec<tiers::Options> = fits_device(device, &needs, allowed)?.into_iter().flatten().collect();
+        let hosts: Vec<experts::Options> = tiers.iter().map(|tiers| tiers.host).collect();
+        Ok(tiers.first().map(|first| tiers::Options {
+            device_bytes: tiers.iter().map(|tiers| tiers.device_bytes).fold(0, u64::saturating_add),
+            host: joined(&hosts),
+            ..*first
+        }))
+    };
+    Ok(fits(limits::BATCH_ROWS)?.map(|fewest| with_most_rows(fewest, |rows| fits(rows).ok().flatten())))
+}
+
+/// As many rows as leave experts half of what the fewest would: an expert is uploaded once for all rows that go through together.
+fn with_most_rows(fewest: tiers::Options, fits: impl Fn(usize) -> Option<tiers::Options>) -> OnGpu {
+    let mut plan = OnGpu { rows: limits::BATCH_ROWS, tiers: fewest };
+    while 2 * plan.rows <= limits::MAX_BATCH_ROWS {
+        let rows = 2 * plan.rows;
+        match fits(rows).filter(|tiers| tiers.device_bytes >= fewest.device_bytes / 2) {
+            Some(tiers) => plan = OnGpu { rows, tiers },
+            None => break,
+        }
+    }
+    plan
 }
 
 /// Models on one backend share its experts' memory.
@@ -62,6 +99,20 @@ fn joined(options: &[experts::Options]) -> experts::Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_rows_where_experts_are_uploaded() {
+        let of = |device_bytes| tiers::Options { device_bytes, fewer: true, host: experts::Options::within(9) };
+        let plan = |memory: u64, row: u64| {
+            let fits = |rows: usize| memory.checked_sub(row * rows as u64).map(of);
+            let OnGpu { rows, tiers } = with_most_rows(fits(limits::BATCH_ROWS).unwrap(), fits);
+            (rows, tiers.device_bytes)
+        };
+        assert_eq!(plan(1 << 40, 1), (limits::MAX_BATCH_ROWS, (1 << 40) - limits::MAX_BATCH_ROWS as u64));
+        // 512 rows leave 9,488 bytes, 4,096 rows 5,904, 8,192 less than half.
+        assert_eq!(plan(10_000, 1), (4096, 5904));
+        assert_eq!(plan(1000, 1), (512, 488));
+    }
 
     #[test]
     fn more_rows_where_experts_come_from_the_disk() {

@@ -16,7 +16,7 @@ use crate::io::anonymous_bytes;
 use crate::isa::Isa;
 use crate::limits;
 use crate::model::Model;
-use crate::report::{Experts, GpuRun, ScoreProbes, ScoreShares};
+use crate::report::{DeviceExperts, Experts, GpuRun, ScoreProbes, ScoreShares};
 use crate::tensor::TensorName;
 use crate::weights::Model as Stored;
 
@@ -30,6 +30,7 @@ pub(super) struct Run {
     pub(super) peak_anonymous_bytes: Option<u64>,
     pub(super) shares: Option<ScoreShares>,
     pub(super) experts: Option<Experts>,
+    pub(super) device_experts: Option<DeviceExperts>,
     pub(super) gpu: Option<GpuRun>,
 }
 
@@ -60,10 +61,16 @@ impl Job<'_> {
         if self.pending(results, tag)? == 0 && !probe {
             return Ok(Run::default());
         }
+        let tiers = self.on_gpu.map(|plan| plan.tiers);
+        tiers.iter().for_each(|tiers| self.watch.plan(&tiers.told()));
         match self.options.device() {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
-            Device::Cuda(number) => self.compute_on(&cuda::backend(number, None)?, model, baseline, probe, results),
-            Device::Vulkan(number) => self.compute_on(&vulkan::backend(number, None)?, model, baseline, probe, results),
+            Device::Cuda(number) => {
+                self.compute_on(&cuda::backend(number, None)?.in_tiers(tiers), model, baseline, probe, results)
+            }
+            Device::Vulkan(number) => {
+                self.compute_on(&vulkan::backend(number, None)?.in_tiers(tiers), model, baseline, probe, results)
+            }
             Device::Cpu => {
                 let cpu = self.plan.map_or_else(Cpu::default, |plan| Cpu::with_experts(Isa::detect(), plan.experts));
                 self.compute_on(&cpu, model, baseline, probe, results)
@@ -95,7 +102,7 @@ impl Job<'_> {
             (Some(Source::Model(_)), Some(theirs)) => Baseline::Model(theirs),
             _ => Baseline::None,
         };
-        let rows = self.plan.map_or(limits::BATCH_ROWS, |plan| plan.rows);
+        let rows = self.plan.map(|plan| plan.rows).or(self.on_gpu.map(|plan| plan.rows)).unwrap_or(limits::BATCH_ROWS);
         let mut scorer = Scorer::new(&own, compared, &self.encoder, self.store, tag, rows)?;
         let scored = self.rows(&mut scorer, results, tag);
         self.watch.end();
@@ -107,9 +114,19 @@ impl Job<'_> {
         // A GPU goes on by itself: nothing here knows what takes its time.
         let shares = (tokens > 0 && !device.is_gpu()).then(|| shares(&backend.counters(), waited, scoring_seconds));
         let probes = probe.then(|| self.probes(&own, model)).transpose()?;
-        let experts = backend.expert_counters();
+        let (experts, device_experts) = (backend.expert_counters(), backend.device_expert_counters());
         let gpu = device.is_gpu().then(|| GpuRun::of(backend));
-        Ok(Run { probes, tokens, loading_seconds, scoring_seconds, peak_anonymous_bytes, shares, experts, gpu })
+        Ok(Run {
+            probes,
+            tokens,
+            loading_seconds,
+            scoring_seconds,
+            peak_anonymous_bytes,
+            shares,
+            experts,
+            device_experts,
+            gpu,
+        })
     }
 
     /// A baseline's model, if it has the same vocabulary.

@@ -60,6 +60,7 @@ pub fn report(
         tokens_per_second: None,
         shares: None,
         experts: None,
+        device_experts: None,
         gpu: None,
         peak_anonymous_bytes: None,
         warnings: Vec::new(),

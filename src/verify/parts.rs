@@ -26,7 +26,9 @@ use crate::model::tokenizer::TOKENIZER_FILE;
 use crate::part::Part;
 use crate::progress::Progress;
 use crate::reference::Agreement;
-use crate::report::{Experts, Verdict, VerifyBinding, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTokens};
+use crate::report::{
+    DeviceExperts, Experts, Verdict, VerifyBinding, VerifyOwnDrafts, VerifyPart, VerifyReport, VerifyTokens,
+};
 use crate::score::identity::{model_sha256_in, sha256_of};
 use crate::threads;
 use crate::weights::ModelKind;
@@ -40,6 +42,7 @@ struct Share {
     total: Agreement,
     source: Option<SourceShare>,
     experts: Option<Experts>,
+    device_experts: Option<DeviceExperts>,
     own_drafts: Option<VerifyOwnDrafts>,
     seconds: f64,
 }
@@ -77,6 +80,7 @@ pub fn verify_part(
         total: examined.computed.total,
         source: examined.computed.source.clone(),
         experts: examined.computed.experts,
+        device_experts: examined.computed.device_experts,
         own_drafts: examined.computed.own_drafts,
         seconds,
     };
@@ -244,6 +248,10 @@ fn joined(path: &Path, shares: Vec<(PathBuf, Share)>) -> Result<Joined> {
         computed.total = computed.total.and(&share.total);
         computed.own_drafts = computed.own_drafts.or(share.own_drafts);
         computed.experts = match (computed.experts, share.experts) {
+            (Some(a), Some(b)) => Some(a.and(&b)),
+            (a, b) => a.or(b),
+        };
+        computed.device_experts = match (computed.device_experts, share.device_experts) {
             (Some(a), Some(b)) => Some(a.and(&b)),
             (a, b) => a.or(b),
         };

@@ -14,6 +14,7 @@ use super::Stage;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::{Device as Gpu, Injection};
 use crate::backend::gpu::driver::Driver;
+use crate::backend::gpu::tiers;
 use crate::backend::reference::Reference as Plain;
 use crate::backend::{Backend, Device};
 use crate::backend::{cuda, vulkan};
@@ -25,7 +26,7 @@ use crate::model::Model;
 use crate::part::Part;
 use crate::progress::Progress;
 use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_drafts, compare, fingerprint, record};
-use crate::report::{Experts, VerifyAgreement, VerifyOwnDrafts, VerifyTokens};
+use crate::report::{DeviceExperts, Experts, VerifyAgreement, VerifyOwnDrafts, VerifyTokens};
 use crate::weights::Weights;
 
 pub use entry::LOGPROB_TOLERANCE;
@@ -54,6 +55,8 @@ pub struct TokenOptions {
     pub write_reference: Option<PathBuf>,
     /// Memory for the model, in bytes; by default what is available.
     pub memory: Option<u64>,
+    /// Memory of a GPU for the model, in bytes; by default what is free.
+    pub device_memory: Option<u64>,
     /// A fault on purpose, on devices that are GPUs.
     pub injection: Option<Injection>,
 }
@@ -82,6 +85,7 @@ pub(super) struct Outcome {
     pub(super) source: Option<SourceShare>,
     pub(super) agreement: Option<VerifyAgreement>,
     pub(super) experts: Option<Experts>,
+    pub(super) device_experts: Option<DeviceExperts>,
     pub(super) own_drafts: Option<VerifyOwnDrafts>,
 }
 
@@ -166,6 +170,7 @@ pub(super) fn run(
         outcome.tokens.extend(devices.iter().map(entry));
     }
     outcome.experts = ran.iter().find_map(|ran| ran.outcome.experts);
+    outcome.device_experts = ran.iter().find_map(|ran| ran.outcome.device_experts);
     outcome.own_drafts = ran.iter().find_map(|ran| ran.outcome.own_drafts);
     let first = &mut ran[0].outcome;
     outcome.stage.checks.append(&mut first.stage.checks);
@@ -249,18 +254,26 @@ impl Work<'_> {
             Device::Reference => self.with(&Plain::default(), &|| Ok(Plain::default()), progress),
             Device::Cpu => self.with(&cpu(0), &|| Ok(cpu(1)), progress),
             Device::Cuda(number) => {
-                let gpu = cuda::backend(number, self.options.injection)?;
-                let mut ran = self.with(&gpu, &|| cuda::backend(number, None), progress)?;
+                let gpu = cuda::backend(number, self.options.injection)?.in_tiers(self.tiers(0));
+                let another = || Ok(cuda::backend(number, None)?.in_tiers(self.tiers(1)));
+                let mut ran = self.with(&gpu, &another, progress)?;
                 self.injected(gpu.gpu(), &mut ran);
                 Ok(ran)
             }
             Device::Vulkan(number) => {
-                let gpu = vulkan::backend(number, self.options.injection)?;
-                let mut ran = self.with(&gpu, &|| vulkan::backend(number, None), progress)?;
+                let gpu = vulkan::backend(number, self.options.injection)?.in_tiers(self.tiers(0));
+                let another = || Ok(vulkan::backend(number, None)?.in_tiers(self.tiers(1)));
+                let mut ran = self.with(&gpu, &another, progress)?;
                 self.injected(gpu.gpu(), &mut ran);
                 Ok(ran)
             }
         }
+    }
+
+    /// How the GPU has routed experts of the model, 0, or of the source, 1.
+    fn tiers(&self, number: usize) -> Option<tiers::Options> {
+        let planned = self.prepared.gpu.iter().find(|(device, _)| *device == self.device);
+        planned.and_then(|(_, tiers)| tiers.get(number).copied().flatten())
     }
 
     /// On a backend, the source on another one; where the model does not load, what the level found is that.
@@ -271,6 +284,7 @@ impl Work<'_> {
         progress: &dyn Progress,
     ) -> Result<Result<Ran, Outcome>, Faults> {
         let (subject, options) = (self.subject, self.options);
+        self.tiers(0).iter().for_each(|tiers| progress.step(&tiers.told()));
         progress.file("loading the model");
         let model = match Model::load(subject.weights, backend) {
             Ok(model) => model,
@@ -298,6 +312,7 @@ impl Work<'_> {
             None => {}
         }
         level.outcome.experts = backend.expert_counters();
+        level.outcome.device_experts = backend.device_expert_counters();
         Ok(Ok(Ran { device: self.device, forward, compared, findings, outcome: level.outcome }))
     }
 }

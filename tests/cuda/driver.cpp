@@ -1,13 +1,17 @@
 // The functions of NVIDIA's driver that coliconv calls, on the CPU: for tests where there is no GPU.
 //
 // What is asked of a stream is done when somebody waits for it and no sooner, so that a caller who changes what is still to be
-// copied is found out. Every buffer ends at a page that nobody may touch; new memory holds 0xff. By the environment:
+// copied is found out; streams know of each other only what events tell. Every buffer ends at a page that nobody may touch, and
+// memory of one GPU cannot be touched by kernels of another; new memory holds 0xff. By the environment:
 //
 //     EMULATED_CUDA_DEVICES=1             how many GPUs there are
-//     EMULATED_CUDA_CAPABILITY=90         their compute capability
-//     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each
+//     EMULATED_CUDA_CAPABILITY=90         their compute capability; with commas of one after the other, the last of all others
+//     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each, or of one after the other
+//     EMULATED_CUDA_PEERS=1               whether GPUs see each other's memory
+//     EMULATED_CUDA_WAITS=1               whether streams wait for events of others
 //     EMULATED_CUDA_FAIL=NAME=CODE@N,…    the N-th call of a function gives that code
 //     EMULATED_CUDA_ORDER=backwards       threads of a block take turns from the last to the first
+//     EMULATED_CUDA_COPIES=early          streams on which no kernel was ever started do at once what is asked of them
 //     EMULATED_CUDA_LOG=FILE              a line for each kernel that was run
 #include <pthread.h>
 #include <stdio.h>
@@ -56,9 +60,11 @@ enum Code : unsigned {
     InvalidDevice = 101,
     InvalidImage = 200,
     InvalidContext = 201,
+    PeerAccessUnsupported = 217,
     InvalidHandle = 400,
     NotFound = 500,
     NotReady = 600,
+    PeerAccessAlreadyEnabled = 704,
     IllegalAddress = 700,
     LaunchOutOfResources = 701,
     LaunchFailed = 719,
@@ -77,6 +83,7 @@ const std::map<unsigned, const char*> NAMES = {
     {200, "CUDA_ERROR_INVALID_IMAGE"},
     {201, "CUDA_ERROR_INVALID_CONTEXT"},
     {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+    {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
     {218, "CUDA_ERROR_INVALID_PTX"},
     {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
     {400, "CUDA_ERROR_INVALID_HANDLE"},
@@ -84,6 +91,7 @@ const std::map<unsigned, const char*> NAMES = {
     {600, "CUDA_ERROR_NOT_READY"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
+    {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
     {719, "CUDA_ERROR_LAUNCH_FAILED"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
@@ -92,51 +100,74 @@ const std::map<unsigned, const char*> NAMES = {
     {999, "CUDA_ERROR_UNKNOWN"},
 };
 
+struct Device {
+    int contexts = 0;
+    std::set<Device*> peers;
+};
+
 struct Memory {
     size_t bytes;
     void* mapped;
     size_t mapped_bytes;
+    Device* device;
+};
+
+struct Stream;
+
+// Something to do, or another stream to wait for.
+struct Task {
+    std::function<void()> work;
+    std::set<Device*> touched;
+    std::shared_ptr<Stream> after;
+    size_t until = 0;
+};
+
+struct Stream {
+    Device* device;
+    std::deque<Task> tasks;      // not done yet
+    size_t done = 0, asked = 0;  // of all that ever were
+    bool computes = false;       // a kernel was started on it
 };
 
 struct Event {
-    bool timing = false;
-    bool marked = false;      // it was recorded
-    size_t recorded = 0;      // how many tasks of the stream come before
-    double milliseconds = 0;  // when they were done
+    Device* device;
+    bool timing;
+    std::shared_ptr<Stream> stream;  // where it was recorded
+    size_t recorded = 0;             // how many tasks of the stream come before
+    double milliseconds = 0;         // when they were done
 };
 
 struct Graph {
-    std::vector<std::function<void()>> tasks;
+    std::vector<Task> tasks;
 };
 
 struct Module {
     bool ptx;
 };
 
-struct Device {
-    int contexts = 0;
-};
-
 std::recursive_mutex everything;
 bool initialized;
 std::map<uintptr_t, Memory> memory;
-std::set<void*> host_memory, streams;
+std::set<void*> host_memory;
+std::map<void*, std::shared_ptr<Stream>> streams;
 std::set<Event*> events;
 std::set<Module*> modules;
 std::map<void*, unsigned> shared_bytes;  // that launches of a function may ask for
 std::set<Graph*> graphs, ready_graphs;
-void* captured;           // the stream whose launches are recorded
-Graph* capture;           // into this
-bool capture_is_invalid;  // something was asked for that cannot be recorded
-std::deque<std::function<void()>> tasks;  // not done yet
-size_t tasks_done, tasks_asked;           // of all that ever were
+Stream* captured;             // whose launches are recorded
+Graph* capture;               // into this
+bool capture_is_invalid;      // something was asked for that cannot be recorded
+std::set<Device*> touchable;  // whose memory can be touched now
 unsigned broken;  // an error that stays
 Device devices[16];
 thread_local Device* entered;
 
-long long environment(const char* name, long long otherwise) {
+// A number; of a list the one of a device.
+long long environment(const char* name, long long otherwise, long device = 0) {
     const char* text = getenv(name);
-    return text && *text ? atoll(text) : otherwise;
+    if (!text || !*text) return otherwise;
+    for (const char* comma; device > 0 && (comma = strchr(text, ',')); device--) text = comma + 1;
+    return atoll(text);
 }
 
 // The code that a call of a function is to give, by EMULATED_CUDA_FAIL.
@@ -164,41 +195,71 @@ unsigned failing(const char* function) {
     if (!entered || entered->contexts == 0) return InvalidContext; \
     if (broken) return broken;
 
-// Does what was asked for, up to a task.
-unsigned work(size_t until) {
-    while (tasks_done < until && !broken) {
-        const auto task = std::move(tasks.front());
-        tasks.pop_front();
-        tasks_done++;
-        task();
+// Lets memory of some devices be touched and no other.
+void let_touch(const std::set<Device*>& wanted) {
+    if (wanted == touchable) return;
+    const size_t page = sysconf(_SC_PAGESIZE);
+    for (const auto& one : memory) {
+        const Memory& part = one.second;
+        const bool now = touchable.count(part.device), then = wanted.count(part.device);
+        if (now != then)
+            mprotect((char*)part.mapped + page, part.mapped_bytes - 2 * page, then ? PROT_READ | PROT_WRITE : PROT_NONE);
+    }
+    touchable = wanted;
+}
+
+// Does what was asked of a stream, up to a task, and what of other streams it waits for.
+unsigned work(Stream& stream, size_t until) {
+    while (stream.done < until && !broken) {
+        const Task task = std::move(stream.tasks.front());
+        stream.tasks.pop_front();
+        stream.done++;
+        if (task.after) {
+            work(*task.after, task.until);
+        } else {
+            let_touch(task.touched);
+            task.work();
+        }
     }
     return broken;
 }
 
-void ask(std::function<void()> task) {
-    if (capture) return capture->tasks.push_back(std::move(task));
-    tasks.push_back(std::move(task));
-    tasks_asked++;
+void ask(Stream& stream, Task task) {
+    if (captured == &stream) return capture->tasks.push_back(std::move(task));
+    static const bool early = getenv("EMULATED_CUDA_COPIES") && !strcmp(getenv("EMULATED_CUDA_COPIES"), "early");
+    stream.tasks.push_back(std::move(task));
+    stream.asked++;
+    if (early && !stream.computes) work(stream, stream.asked);
 }
 
-// Whether memory of the device has all these bytes.
-bool inside(uint64_t address, size_t bytes) {
+void ask(Stream& stream, std::function<void()> work) { ask(stream, Task{std::move(work), {stream.device}, nullptr, 0}); }
+
+// Whether memory of a device has all these bytes.
+bool inside(uint64_t address, size_t bytes, const Device* device) {
     auto found = memory.upper_bound(address);
     if (found == memory.begin()) return false;
     --found;
-    return address + bytes <= found->first + found->second.bytes;
+    return address + bytes <= found->first + found->second.bytes && found->second.device == device;
 }
 
-size_t used() {
+size_t used(const Device* device) {
     size_t sum = 0;
-    for (const auto& one : memory) sum += one.second.bytes;
+    for (const auto& one : memory)
+        if (one.second.device == device) sum += one.second.bytes;
     return sum;
 }
 
+// The stream, if it is one of the device that the thread has entered.
+Stream* own(void* stream) {
+    const auto found = streams.find(stream);
+    return found != streams.end() && found->second->device == entered ? found->second.get() : nullptr;
+}
+
 // Whether something is asked of a stream that cannot be recorded.
-bool is_captured() {
-    if (capture) capture_is_invalid = true;
-    return capture;
+bool is_captured(void* stream) {
+    const bool now = captured && captured == stream;
+    if (now) capture_is_invalid = true;
+    return now;
 }
 
 double now() {
@@ -208,7 +269,8 @@ double now() {
 }
 
 int device_count() { return (int)environment("EMULATED_CUDA_DEVICES", 1); }
-size_t memory_bytes() { return environment("EMULATED_CUDA_MEMORY", 4LL << 30); }
+
+size_t memory_bytes(long device) { return environment("EMULATED_CUDA_MEMORY", 4LL << 30, device); }
 
 }  // namespace
 
@@ -255,7 +317,7 @@ API cuDeviceGetName(char* name, int bytes, int device) {
 API cuDeviceGetAttribute(int* value, int attribute, int device) {
     BEGIN(cuDeviceGetAttribute)
     if (device < 0 || device >= device_count()) return InvalidDevice;
-    const int capability = (int)environment("EMULATED_CUDA_CAPABILITY", 90);
+    const int capability = (int)environment("EMULATED_CUDA_CAPABILITY", 90, device);
     switch (attribute) {
         case 5: *value = 0x7fffffff; return Success;
         case 6: case 7: *value = 65535; return Success;
@@ -270,7 +332,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int device) {
 API cuDeviceTotalMem_v2(size_t* bytes, int device) {
     BEGIN(cuDeviceTotalMem_v2)
     if (device < 0 || device >= device_count()) return InvalidDevice;
-    *bytes = memory_bytes();
+    *bytes = memory_bytes(device);
     return Success;
 }
 
@@ -288,8 +350,12 @@ API cuDevicePrimaryCtxRelease_v2(int device) {
     if (--devices[device].contexts == 0) {
         // what went wrong in a context ends with it
         broken = Success;
-        tasks_done += tasks.size();
-        tasks.clear();
+        devices[device].peers.clear();
+        for (auto& one : streams)
+            if (one.second->device == &devices[device]) {
+                one.second->done += one.second->tasks.size();
+                one.second->tasks.clear();
+            }
     }
     return Success;
 }
@@ -302,15 +368,15 @@ API cuCtxSetCurrent(void* context) {
 
 API cuMemGetInfo_v2(size_t* available, size_t* total) {
     BEGIN_IN_CONTEXT(cuMemGetInfo_v2)
-    *total = memory_bytes();
-    *available = *total - used();
+    *total = memory_bytes(entered - devices);
+    *available = *total - used(entered);
     return Success;
 }
 
 API cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     BEGIN_IN_CONTEXT(cuMemAlloc_v2)
     if (bytes == 0) return InvalidValue;
-    if (bytes > memory_bytes() - used()) return OutOfMemory;
+    if (bytes > memory_bytes(entered - devices) - used(entered)) return OutOfMemory;
     const size_t page = sysconf(_SC_PAGESIZE), aligned = (bytes + 15) / 16 * 16;
     const size_t inner = (aligned + page - 1) / page * page, mapped = inner + 2 * page;
     char* at = (char*)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -318,7 +384,8 @@ API cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     char* begin = at + page + inner - aligned;
     memset(begin, 0xff, aligned);
     *address = (uint64_t)begin;
-    memory[*address] = {bytes, at, mapped};
+    memory[*address] = {bytes, at, mapped, entered};
+    if (!touchable.count(entered)) mprotect(at + page, inner, PROT_NONE);
     return Success;
 }
 
@@ -326,7 +393,8 @@ API cuMemFree_v2(uint64_t address) {
     BEGIN(cuMemFree_v2)
     const auto found = memory.find(address);
     if (found == memory.end()) return InvalidValue;
-    work(tasks_asked);
+    for (auto& one : streams)
+        if (one.second->device == found->second.device) work(*one.second, one.second->asked);
     munmap(found->second.mapped, found->second.mapped_bytes);
     memory.erase(found);
     return broken;
@@ -348,48 +416,95 @@ API cuMemFreeHost(void* host) {
 
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
-    if (!streams.count(stream)) return InvalidHandle;
-    if (is_captured()) return CaptureUnsupported;  // as for cuEventRecord
-    if (!inside(to, bytes)) return InvalidValue;
-    ask([=] { memcpy((void*)to, from, bytes); });
+    if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
+    if (!inside(to, bytes, entered)) return InvalidValue;
+    ask(*own(stream), [=] { memcpy((void*)to, from, bytes); });
     return Success;
 }
 
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
-    if (!streams.count(stream)) return InvalidHandle;
-    if (is_captured()) return CaptureUnsupported;  // as for cuEventRecord
-    if (!inside(from, bytes)) return InvalidValue;
-    ask([=] { memcpy(to, (void*)from, bytes); });
+    if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
+    if (!inside(from, bytes, entered)) return InvalidValue;
+    ask(*own(stream), [=] { memcpy(to, (void*)from, bytes); });
     return Success;
+}
+
+API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+    BEGIN_IN_CONTEXT(cuMemcpyDtoDAsync_v2)
+    if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
+    if (!inside(to, bytes, entered) || !inside(from, bytes, entered)) return InvalidValue;
+    ask(*own(stream), [=] { memcpy((void*)to, (void*)from, bytes); });
+    return Success;
+}
+
+API cuMemcpyPeerAsync(uint64_t to, void* to_context, uint64_t from, void* from_context, size_t bytes, void* stream) {
+    BEGIN_IN_CONTEXT(cuMemcpyPeerAsync)
+    Device *const target = (Device*)to_context, *const source = (Device*)from_context;
+    if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
+    if (target->contexts == 0 || source->contexts == 0 || target == source) return InvalidContext;
+    if (!inside(to, bytes, target) || !inside(from, bytes, source)) return InvalidValue;
+    ask(*own(stream), Task{[=] { memcpy((void*)to, (void*)from, bytes); }, {target, source}, nullptr, 0});
+    return Success;
+}
+
+API cuDeviceCanAccessPeer(int* can, int device, int peer) {
+    BEGIN(cuDeviceCanAccessPeer)
+    if (device < 0 || device >= device_count() || peer < 0 || peer >= device_count()) return InvalidDevice;
+    *can = device != peer && environment("EMULATED_CUDA_PEERS", 1) != 0;
+    return Success;
+}
+
+API cuCtxEnablePeerAccess(void* context, unsigned flags) {
+    BEGIN_IN_CONTEXT(cuCtxEnablePeerAccess)
+    Device* const peer = (Device*)context;
+    if (flags || peer == entered) return InvalidValue;
+    if (peer->contexts == 0) return InvalidContext;
+    if (!environment("EMULATED_CUDA_PEERS", 1)) return PeerAccessUnsupported;
+    return entered->peers.insert(peer).second ? Success : PeerAccessAlreadyEnabled;
 }
 
 API cuStreamCreate(void** stream, unsigned flags) {
     BEGIN_IN_CONTEXT(cuStreamCreate)
     if (flags > 1) return InvalidValue;
-    *stream = malloc(1);
-    streams.insert(*stream);
+    auto made = std::make_shared<Stream>();
+    made->device = entered;
+    *stream = made.get();
+    streams[*stream] = made;
     return Success;
 }
 
 API cuStreamDestroy_v2(void* stream) {
     BEGIN(cuStreamDestroy_v2)
-    if (!streams.erase(stream)) return InvalidHandle;
-    free(stream);
-    return Success;
+    // what waits for it keeps it
+    return streams.erase(stream) ? Success : InvalidHandle;
 }
 
 API cuStreamSynchronize(void* stream) {
     BEGIN_IN_CONTEXT(cuStreamSynchronize)
-    if (!streams.count(stream)) return InvalidHandle;
-    if (is_captured()) return CaptureUnsupported;
-    return work(tasks_asked);
+    if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;
+    return work(*own(stream), own(stream)->asked);
+}
+
+API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+    BEGIN_IN_CONTEXT(cuStreamWaitEvent)
+    if (flags) return InvalidValue;
+    if (!own(stream) || !events.count((Event*)event)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
+    const Event& waited = *(Event*)event;
+    const bool waits = environment("EMULATED_CUDA_WAITS", 1);
+    if (waited.stream && waits) ask(*own(stream), Task{nullptr, {}, waited.stream, waited.recorded});
+    return Success;
 }
 
 API cuEventCreate(void** event, unsigned flags) {
     BEGIN_IN_CONTEXT(cuEventCreate)
-    Event* made = new Event;
-    made->timing = !(flags & 2);
+    Event* made = new Event{entered, !(flags & 2), nullptr, 0, 0};
     events.insert(made);
     *event = made;
     return Success;
@@ -404,12 +519,12 @@ API cuEventDestroy_v2(void* event) {
 
 LEFT_OUT_cuEventRecord unsigned cuEventRecord(void* event, void* stream) {
     BEGIN_IN_CONTEXT(cuEventRecord)
-    if (!events.count((Event*)event) || !streams.count(stream)) return InvalidHandle;
-    if (is_captured()) return CaptureUnsupported;  // not by the driver, but nobody asks for it
+    if (!events.count((Event*)event) || !own(stream) || ((Event*)event)->device != entered) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // not by the driver, but nobody asks for it
     Event* one = (Event*)event;
-    one->marked = true;
-    if (one->timing) ask([one] { if (events.count(one)) one->milliseconds = now(); });
-    one->recorded = tasks_asked;
+    one->stream = streams[stream];
+    if (one->timing) ask(*own(stream), [one] { if (events.count(one)) one->milliseconds = now(); });
+    one->recorded = own(stream)->asked;
     return Success;
 }
 
@@ -417,8 +532,8 @@ API cuEventElapsedTime(float* milliseconds, void* first, void* last) {
     BEGIN_IN_CONTEXT(cuEventElapsedTime)
     const Event *from = (Event*)first, *to = (Event*)last;
     for (const Event* one : {from, to}) {
-        if (!events.count((Event*)one) || !one->timing || !one->marked) return InvalidHandle;
-        if (one->recorded > tasks_done) return NotReady;
+        if (!events.count((Event*)one) || !one->timing || !one->stream) return InvalidHandle;
+        if (one->recorded > one->stream->done) return NotReady;
     }
     *milliseconds = (float)(to->milliseconds - from->milliseconds);
     return Success;
@@ -426,9 +541,9 @@ API cuEventElapsedTime(float* milliseconds, void* first, void* last) {
 
 API cuStreamBeginCapture_v2(void* stream, int mode) {
     BEGIN_IN_CONTEXT(cuStreamBeginCapture_v2)
-    if (!streams.count(stream)) return InvalidHandle;
+    if (!own(stream)) return InvalidHandle;
     if (capture || mode < 0 || mode > 2) return InvalidValue;
-    captured = stream;
+    captured = own(stream);
     capture = new Graph;
     capture_is_invalid = false;
     return Success;
@@ -440,6 +555,7 @@ API cuStreamEndCapture(void* stream, void** graph) {
     if (!capture || captured != stream) return InvalidValue;
     Graph* made = capture;
     capture = nullptr;
+    captured = nullptr;
     if (capture_is_invalid) {
         delete made;
         return CaptureInvalidated;
@@ -461,9 +577,9 @@ API cuGraphInstantiateWithFlags(void** ready, void* graph, unsigned long long fl
 
 API cuGraphLaunch(void* ready, void* stream) {
     BEGIN_IN_CONTEXT(cuGraphLaunch)
-    if (!ready_graphs.count((Graph*)ready) || !streams.count(stream)) return InvalidHandle;
-    if (is_captured()) return CaptureUnsupported;  // as above
-    for (const auto& task : ((Graph*)ready)->tasks) ask(task);
+    if (!ready_graphs.count((Graph*)ready) || !own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as above
+    for (const auto& task : ((Graph*)ready)->tasks) ask(*own(stream), task);
     return Success;
 }
 
@@ -484,7 +600,8 @@ API cuGraphExecDestroy(void* ready) {
 API cuEventSynchronize(void* event) {
     BEGIN_IN_CONTEXT(cuEventSynchronize)
     if (!events.count((Event*)event)) return InvalidHandle;
-    return work(((Event*)event)->recorded);
+    const Event& waited = *(Event*)event;
+    return waited.stream ? work(*waited.stream, waited.recorded) : broken;
 }
 
 API cuModuleLoadData(void** module, const void* image) {
@@ -522,7 +639,7 @@ namespace {
 
 unsigned launch(void* function, emulated::Index groups, emulated::Index threads, unsigned shared, void* stream,
                 void** parameters, void** extra) {
-    if (!function || !streams.count(stream) || extra) return InvalidHandle;
+    if (!function || !own(stream) || extra) return InvalidHandle;
     const emulated::Registered& kernel = *(const emulated::Registered*)function;
     if (!groups.x || !groups.y || !groups.z || groups.x > 0x7fffffff || groups.y > 65535 || groups.z > 65535)
         return InvalidValue;
@@ -532,7 +649,8 @@ unsigned launch(void* function, emulated::Index groups, emulated::Index threads,
     if (shared > (most == shared_bytes.end() ? 48u << 10 : most->second)) return InvalidValue;
     // the parameters are copied now, as the driver does
     const std::shared_ptr<emulated::Call> call(kernel.call(parameters));
-    ask([&kernel, groups, shared, call] {
+    own(stream)->computes = true;
+    ask(*own(stream), [&kernel, groups, shared, call] {
         const char* why = nullptr;
         broken = emulated::run(kernel, groups, shared, *call, &why);
         if (why) fprintf(stderr, "emulated GPU: kernel %s: %s\n", kernel.name, why);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Every reference of the fixtures on one device, through the command line.
 
-    tests/gpu/references.py COLICONV DEVICE      for one: target/release/coliconv cuda
+    tests/gpu/references.py COLICONV DEVICE          for one: target/release/coliconv cuda
+    tests/gpu/references.py COLICONV DEVICE least    with the least of the device's memory that is taken: one expert at a time
 
 Converts the fixtures as their references want it, lets the device verify them, and fails unless every token is exact,
 every log-probability is within 1e-4 of the CPU's, generated text does not depend on the number of drafts, and the device
@@ -9,6 +10,7 @@ was really used. Needs nothing but Python's standard library.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from pathlib import Path
 
 FIXTURES = Path(__file__).resolve().parent.parent.parent / "fixtures"
 LOGPROB_TOLERANCE = 1e-4
+LEAST = sys.argv[3:] == ["least"]
 
 
 def run(*command: object) -> dict:
@@ -26,6 +29,18 @@ def run(*command: object) -> dict:
     except ValueError:
         sys.exit(f"{' '.join(map(str, command))}\nexit {done.returncode}\n{done.stdout}{done.stderr}")
     return document | {"exit": done.returncode}
+
+
+def run_on(device: str, *command: object) -> dict:
+    """The same on the device, if it is asked for with the least of its memory."""
+    command = (*command, "--device", device)
+    if LEAST:
+        refused = run(*command, "--device-memory", 1)["refused"][0]["message"]
+        command = (*command, "--device-memory", re.search(r"needs (\d+) bytes", refused)[1])
+    document = run(*command)
+    if LEAST and not document.get("device_experts", {}).get("evictions"):
+        sys.exit(f"{' '.join(map(str, command))}\nno expert had to go: {document.get('device_experts')}")
+    return document
 
 
 def files_of(fixture: Path) -> dict[str, list[Path]]:
@@ -59,7 +74,7 @@ def wrong_with(entry: dict, reference: dict) -> list[str]:
 def verified(coliconv: str, device: str, model: Path, references: list[Path]) -> list[str]:
     """What is wrong with a model on the device."""
     flags = [flag for path in references for flag in ("--reference", path)]
-    report = run(coliconv, "verify", model, "--device", device, "--json", *flags)
+    report = run_on(device, coliconv, "verify", model, "--json", *flags)
     wrong = [] if report["exit"] == 0 else [f"exit {report['exit']}: {[c for c in report.get('checks', []) if c['status'] == 'fail']}"]
     by_path = {str(path): json.loads(path.read_text()) for path in references}
     for entry in report.get("tokens", []):
@@ -76,7 +91,7 @@ def beside_cpu(coliconv: str, device: str, model: Path, folder: Path, drafts: bo
     own.unlink(missing_ok=True)
     written = run(coliconv, "verify", model, "--json", "--write-reference", own)
     wrong = [] if written["exit"] == 0 else [f"--write-reference: exit {written['exit']}"]
-    report = run(coliconv, "verify", model, "--device", device, "--json", "--reference", own)
+    report = run_on(device, coliconv, "verify", model, "--json", "--reference", own)
     apart = [entry["max_abs_logprob_diff"] for entry in report["tokens"]]
     print(f"  log-probabilities within {max(filter(None, apart), default=None)} of the CPU's", flush=True)
     wrong += [f"beside the CPU: {entry}" for entry in report["tokens"] if (entry["max_abs_logprob_diff"] or 0) > LOGPROB_TOLERANCE]
@@ -84,7 +99,7 @@ def beside_cpu(coliconv: str, device: str, model: Path, folder: Path, drafts: bo
     said = []
     for count in range(0, 7) if drafts else [0]:
         flags = ["--prompt", "In the beginning", "--max-tokens", 40, "--draft", count, "--json"]
-        said.append(run(coliconv, "generate", model, "--device", device, *flags))
+        said.append(run_on(device, coliconv, "generate", model, *flags))
     said.append(run(coliconv, "generate", model, "--prompt", "In the beginning", "--max-tokens", 40, "--json"))
     if any(one.get("ids") != said[0].get("ids") for one in said):
         wrong.append(f"generated texts differ: {[one.get('ids') for one in said]}")
@@ -92,7 +107,7 @@ def beside_cpu(coliconv: str, device: str, model: Path, folder: Path, drafts: bo
 
 
 def main() -> None:
-    coliconv, device = sys.argv[1:]
+    coliconv, device = sys.argv[1:3]
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for fixture in (FIXTURES / "nano", FIXTURES / "tiny"):

@@ -136,6 +136,7 @@ api! {
     cuStreamCreate(*mut Handle, c_uint);
     cuStreamDestroy_v2(Handle);
     cuStreamSynchronize(Handle);
+    cuStreamWaitEvent(Handle, Handle, c_uint);
     cuEventCreate(*mut Handle, c_uint);
     cuEventDestroy_v2(Handle);
     cuEventRecord(Handle, Handle);

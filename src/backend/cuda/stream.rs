@@ -1,4 +1,4 @@
-//! One stream of a device: everything that is asked for goes through it, in order.
+//! One stream of a device: everything that is asked for goes through it, in order, but for uploads (`super::upload`).
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
@@ -8,12 +8,13 @@ use super::api::{self, Address, Api, Call, Handle, OUT_OF_MEMORY, fault};
 use super::device::{Context, Description};
 use super::images::{self, Code, Prefer};
 use super::recording::Recorded;
+use super::upload::Uploads;
 use crate::backend::gpu::driver::{DeviceMemory, Launch};
 use crate::backend::gpu::kernels::Kernel;
 use crate::error::{FaultKind, Result};
 
 /// Bytes of one of the two buffers in pinned memory through which everything is copied.
-const STAGING_BYTES: usize = 8 << 20;
+pub(super) const STAGING_BYTES: usize = 8 << 20;
 /// Words of constants that a kernel is given; it reads as many as its struct has.
 const CONSTANTS: usize = 32;
 /// The architecture from which on a kernel may begin before the one before has ended.
@@ -37,6 +38,8 @@ pub(super) struct Stream {
 pub(super) struct State {
     stream: Option<Handle>,
     staging: Vec<Staging>,
+    /// A stream for uploads, from the first of them on.
+    pub(super) uploads: Option<Uploads>,
     modules: HashMap<&'static str, Handle>,
     functions: HashMap<Kernel, Handle>,
     /// Groups that run at the same time, with so many bytes of shared memory.
@@ -53,9 +56,9 @@ pub(super) struct State {
 
 /// A buffer in pinned memory, and the event after the copy that last used it.
 #[derive(Debug, Clone, Copy)]
-struct Staging {
-    host: *mut c_void,
-    event: Handle,
+pub(super) struct Staging {
+    pub host: *mut c_void,
+    pub event: Handle,
 }
 
 // SAFETY: pinned memory belongs to the process; whoever holds the lock of `State` is the only one to use it.
@@ -94,7 +97,7 @@ impl Buffer {
     }
 
     /// The address of a part; `offset` and `bytes` lie within.
-    fn at(&self, offset: u64, bytes: usize) -> Address {
+    pub(super) fn at(&self, offset: u64, bytes: usize) -> Address {
         assert!(
             offset.checked_add(bytes as u64).is_some_and(|end| end <= self.0.bytes),
             "{bytes} bytes at {offset} of a buffer of {} bytes",
@@ -131,24 +134,52 @@ impl Stream {
     /// Makes the stream and its staging memory.
     fn prepare(&self) -> Result<()> {
         let mut state = self.enter()?;
+        state.stream = Some(self.make_stream()?);
+        for _ in 0..2 {
+            // Whatever fails from here on, the drop of `Stream` finds what there is.
+            self.add_staging(&mut state.staging)?;
+        }
+        Ok(())
+    }
+
+    /// A stream; the context has been entered.
+    pub(super) fn make_stream(&self) -> Result<Handle> {
         let mut handle = Handle::NULL;
         // SAFETY: the pointer is to a local variable; the context has been entered.
         let code = unsafe { (self.api.cuStreamCreate)(&mut handle, api::STREAM_NON_BLOCKING) };
-        self.check(code, "make a stream", "cuStreamCreate")?;
-        state.stream = Some(handle);
-        for _ in 0..2 {
-            let mut host = std::ptr::null_mut();
-            // SAFETY: as above.
-            let code = unsafe { (self.api.cuMemAllocHost_v2)(&mut host, STAGING_BYTES) };
-            self.check(code, format!("pin {STAGING_BYTES} bytes of memory for copies"), "cuMemAllocHost_v2")?;
-            // Whatever fails from here on, the drop of `State` finds what there is.
-            state.staging.push(Staging { host, event: Handle::NULL });
-            let event = &mut state.staging.last_mut().expect("it was pushed").event;
-            // SAFETY: as above.
-            let code = unsafe { (self.api.cuEventCreate)(event, api::EVENT_DISABLE_TIMING) };
-            self.check(code, "make an event", "cuEventCreate")?;
-        }
+        self.check(code, "make a stream", "cuStreamCreate").map(|()| handle)
+    }
+
+    /// An event; the context has been entered.
+    pub(super) fn make_event(&self) -> Result<Handle> {
+        let mut handle = Handle::NULL;
+        // SAFETY: the pointer is to a local variable; the context has been entered.
+        let code = unsafe { (self.api.cuEventCreate)(&mut handle, api::EVENT_DISABLE_TIMING) };
+        self.check(code, "make an event", "cuEventCreate").map(|()| handle)
+    }
+
+    /// Adds a buffer in pinned memory to some; the context has been entered.
+    pub(super) fn add_staging(&self, staging: &mut Vec<Staging>) -> Result<()> {
+        let mut host = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local variable; the context has been entered.
+        let code = unsafe { (self.api.cuMemAllocHost_v2)(&mut host, STAGING_BYTES) };
+        self.check(code, format!("pin {STAGING_BYTES} bytes of memory for copies"), "cuMemAllocHost_v2")?;
+        staging.push(Staging { host, event: Handle::NULL });
+        staging.last_mut().expect("it was pushed").event = self.make_event()?;
         Ok(())
+    }
+
+    /// Gives staging memory back; what used it has been done, and the context has been entered.
+    pub(super) fn free_staging(&self, staging: &[Staging]) {
+        for staging in staging {
+            // SAFETY: each was made once and goes once.
+            unsafe {
+                if !staging.event.is_null() {
+                    (self.api.cuEventDestroy_v2)(staging.event);
+                }
+                (self.api.cuMemFreeHost)(staging.host);
+            }
+        }
     }
 
     /// The state, for one caller; calls of this thread are about the device from here on.
@@ -417,7 +448,7 @@ impl Drop for Stream {
         if self.context.enter(&self.label).is_err() {
             return;
         }
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
         // SAFETY: each was made once and goes once, after all that uses it has been done.
         unsafe {
             if let Some(stream) = state.stream {
@@ -426,15 +457,14 @@ impl Drop for Stream {
             for &module in state.modules.values() {
                 (self.api.cuModuleUnload)(module);
             }
-            for staging in &state.staging {
-                if !staging.event.is_null() {
-                    (self.api.cuEventDestroy_v2)(staging.event);
-                }
-                (self.api.cuMemFreeHost)(staging.host);
-            }
-            if let Some(stream) = state.stream {
-                (self.api.cuStreamDestroy_v2)(stream);
-            }
+        }
+        if let Some(uploads) = &state.uploads {
+            self.free_uploads(uploads);
+        }
+        self.free_staging(&state.staging);
+        if let Some(stream) = state.stream {
+            // SAFETY: as above.
+            unsafe { (self.api.cuStreamDestroy_v2)(stream) };
         }
     }
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
 use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
+use crate::backend::gpu::tiers;
 
 #[path = "../../../tests/support/emulated_cuda.rs"]
 #[allow(dead_code)]
@@ -43,6 +44,48 @@ fn every_kernel_emulated() {
 fn faults_and_formats_emulated() {
     faults_on_purpose(emulated_gpu);
     formats_are_refused(&Gpu::new(emulated_gpu(), None));
+}
+
+#[test]
+fn experts_in_tiers_emulated() {
+    tiers::tests::same_bits(emulated_gpu);
+    tiers::tests::batches(emulated_gpu);
+    tiers::tests::too_little(emulated_gpu);
+}
+
+/// Uploads go beside launches, in the order that is asked for and no other.
+fn uploads_in_order(cuda: &Cuda) {
+    let floats = |value: f32| value.to_le_bytes().repeat(1000);
+    let [x, y] = [0, 1].map(|_| cuda.allocate(4000, "a test").unwrap());
+    cuda.write(&x, 0, &floats(0.0)).unwrap();
+    let add = |constants: &[u32]| {
+        let kernel = Kernel::plain(Name::Add);
+        let (buffers, shared_bytes) = (&[&x, &y], 0);
+        cuda.launch(&Launch { kernel, groups: [2, 1, 1], buffers, constants, shared_bytes, early: false }).unwrap();
+    };
+    for step in 0..100u16 {
+        cuda.uploads_after_launches().unwrap();
+        cuda.upload(&y, 0, &floats(step.into())).unwrap();
+        cuda.launches_after_uploads().unwrap();
+        add(&[1000]);
+    }
+    let mut back = vec![0; 4000];
+    cuda.read(&x, 0, &mut back).unwrap();
+    assert!(back == floats(4950.0));
+    // More than all pinned memory together.
+    let bytes: Vec<u8> = (0..70 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let large = cuda.allocate(bytes.len() as u64, "a test").unwrap();
+    cuda.upload(&large, 0, &bytes).unwrap();
+    cuda.upload(&large, 4, &[]).unwrap();
+    cuda.launches_after_uploads().unwrap();
+    let mut back = vec![0; bytes.len()];
+    cuda.read(&large, 0, &mut back).unwrap();
+    assert!(back == bytes);
+}
+
+#[test]
+fn uploads_in_order_emulated() {
+    uploads_in_order(&emulated_gpu());
 }
 
 /// Bytes of many staging buffers go there and come back, also parts, whoever asks for it.
@@ -170,4 +213,13 @@ fn groups_are_as_the_sources_declare_them() {
 fn copies_and_order_on_a_gpu() {
     copies(&gpu());
     launches_in_order(&gpu());
+    uploads_in_order(&gpu());
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn experts_in_tiers_on_a_gpu() {
+    tiers::tests::same_bits(gpu);
+    tiers::tests::batches(gpu);
+    tiers::tests::too_little(gpu);
 }

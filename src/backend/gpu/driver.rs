@@ -8,7 +8,7 @@ use crate::error::Result;
 /// A GPU through one API.
 ///
 /// Writes, launches and reads happen as if one after the other, in the order of the calls: a launch sees what every launch
-/// before it wrote. None of them returns before its arguments may be changed or dropped; a buffer that is dropped while a
+/// before it wrote. Uploads alone have an order of their own. None of them returns before its arguments may be changed or dropped; a buffer that is dropped while a
 /// launch still uses it is given back after that launch.
 pub trait Driver: Debug + Send + Sync {
     /// Memory of the device.
@@ -33,6 +33,20 @@ pub trait Driver: Debug + Send + Sync {
     fn bytes(&self, buffer: &Self::Buffer) -> u64;
     /// Copies bytes to the device; `offset` and their number are multiples of 4.
     fn write(&self, to: &Self::Buffer, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// Copies bytes to the device as [`Driver::write`] does, but beside what is computed where the device can: nothing that was
+    /// started since the last [`Driver::read`] or [`Driver::uploads_after_launches`] may use the place, and launches see the
+    /// bytes after [`Driver::launches_after_uploads`] alone.
+    fn upload(&self, to: &Self::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write(to, offset, bytes)
+    }
+    /// Uploads from here on come after every launch before.
+    fn uploads_after_launches(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Launches from here on come after every upload before.
+    fn launches_after_uploads(&self) -> Result<()> {
+        Ok(())
+    }
     /// Copies bytes back, when everything before has been done; `offset` and their number are multiples of 4.
     fn read(&self, from: &Self::Buffer, offset: u64, bytes: &mut [u8]) -> Result<()>;
     /// Whether the device can run a kernel: some want what not every device has.

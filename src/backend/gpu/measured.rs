@@ -15,7 +15,8 @@ impl<D: Driver> Gpu<D> {
         assert!(routed.iter().all(|row| row.len() == chosen), "experts of each row");
         let ids: Vec<u32> = routed.iter().flatten().map(|&(expert, _)| expert as u32).collect();
         let weights: Vec<f32> = routed.iter().flatten().map(|&(_, weight)| weight).collect();
-        Ok(Choice { ids: self.device.words(&ids)?, weights: self.device.floats(&weights)?, rows: routed.len(), chosen })
+        let (words, floats) = (self.device.words(&ids)?, self.device.floats(&weights)?);
+        Ok(Choice { ids: words, weights: floats, rows: routed.len(), chosen, known: ids.into() })
     }
 
     /// One projection of the chosen experts, with the grouping of rows by expert before it: [slots, O], a slot for each
@@ -28,12 +29,14 @@ impl<D: Driver> Gpu<D> {
         x: &Rows<D>,
     ) -> Result<Rows<D>> {
         let groups = self.grouped(experts, &choice.ids, choice.rows, choice.chosen)?;
-        let (matrices, divisor, rows) = match projection {
-            Projection::Gate => (&experts.gate, choice.chosen, choice.rows),
-            Projection::Up => (&experts.up, choice.chosen, choice.rows),
-            Projection::Down => (&experts.down, 1, choice.rows * choice.chosen),
+        let matrices = &experts.whole()[projection as usize];
+        let (divisor, rows) = match projection {
+            Projection::Gate | Projection::Up => (choice.chosen, choice.rows),
+            Projection::Down => (1, choice.rows * choice.chosen),
         };
         assert_eq!(x.rows, rows, "rows of a projection");
-        self.of_experts(matrices, x, &groups, divisor)
+        let out = self.rows(choice.rows * choice.chosen, matrices.rows)?;
+        self.of_experts(&matrices.slabs, x, &out, &groups, divisor)?;
+        Ok(out)
     }
 }

@@ -1,10 +1,14 @@
-//! The choice of experts, and the chosen experts.
+//! The choice of experts, and the chosen experts, whether all of them are on the device or some.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use super::device::{Pooled, groups_of};
 use super::driver::Driver;
 use super::kernels::{Kernel, Name, THREADS};
 use super::rows::{Choice, Rows};
-use super::weight::{ExpertMatrices, Weight};
+use super::tiers::Layer;
+use super::weight::{ExpertMatrices, Slab, Weight};
 use super::{Gpu, LAUNCH_TERMS, tile};
 use crate::backend::{ExpertSource, Routing};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -12,28 +16,59 @@ use crate::format::Format;
 use crate::roles::Projection;
 
 /// Most experts of a layer, and groups of them: kernels/cuda/router.cu.
-const MOST_EXPERTS: usize = 1024;
+pub(super) const MOST_EXPERTS: usize = 1024;
 const MOST_GROUPS: usize = 256;
 
 /// The routed experts of a layer.
 #[derive(Debug)]
 pub struct Experts<D: Driver> {
     count: usize,
-    pub(super) gate: ExpertMatrices<D>,
-    pub(super) up: ExpertMatrices<D>,
-    pub(super) down: ExpertMatrices<D>,
+    held: Held<D>,
+}
+
+/// Where they are.
+#[derive(Debug)]
+enum Held<D: Driver> {
+    /// All on the device: gate, up and down.
+    Whole([ExpertMatrices<D>; 3]),
+    /// In tiers.
+    Tiered(Layer<D>),
 }
 
 impl<D: Driver> Experts<D> {
     /// Every format once.
     pub fn formats(&self) -> Vec<Format> {
+        let matrices = match &self.held {
+            Held::Whole(matrices) => matrices,
+            Held::Tiered(layer) => return layer.formats(),
+        };
         let mut formats: Vec<Format> = Vec::new();
-        for format in self.gate.formats().chain(self.up.formats()).chain(self.down.formats()) {
+        for format in matrices.iter().flat_map(ExpertMatrices::formats) {
             if !formats.contains(&format) {
                 formats.push(format);
             }
         }
         formats
+    }
+
+    /// Gate, up and down.
+    ///
+    /// # Panics
+    ///
+    /// If they are in tiers.
+    pub(super) fn whole(&self) -> &[ExpertMatrices<D>; 3] {
+        match &self.held {
+            Held::Whole(matrices) => matrices,
+            Held::Tiered(_) => panic!("experts in tiers are nowhere whole"),
+        }
+    }
+
+    /// Output features of gate and up.
+    fn inner_rows(&self) -> usize {
+        match &self.held {
+            Held::Whole([gate, ..]) => gate.rows,
+            Held::Tiered(layer) => layer.inner_rows,
+        }
     }
 }
 
@@ -46,16 +81,38 @@ pub(super) struct Groups<D: Driver> {
     pub slots: usize,
 }
 
+/// What was chosen for some rows.
+struct Chosen<'c, D: Driver> {
+    /// [rows, count] numbers of experts, and their weights.
+    ids: &'c Pooled<D>,
+    weights: &'c Pooled<D>,
+    /// The numbers, where experts are in tiers.
+    known: &'c [u32],
+    /// Experts of a row.
+    count: usize,
+}
+
+/// Numbers of experts, each once, ascending.
+fn distinct(known: &[u32]) -> Vec<usize> {
+    counts(known).into_iter().map(|(expert, _)| expert).collect()
+}
+
+/// Numbers of experts, each once, ascending, and how often each is there.
+fn counts(known: &[u32]) -> Vec<(usize, usize)> {
+    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+    known.iter().for_each(|&expert| *counts.entry(expert as usize).or_default() += 1);
+    counts.into_iter().collect()
+}
+
 impl<D: Driver> Gpu<D> {
-    /// Uploads the routed experts of a layer.
+    /// Uploads the routed experts of a layer, or prepares to.
     pub(super) fn experts_of(&self, source: &dyn ExpertSource) -> Result<Experts<D>, Faults> {
         let upload = |projection| ExpertMatrices::upload(&self.device, source, projection);
-        Ok(Experts {
-            count: source.count(),
-            gate: upload(Projection::Gate)?,
-            up: upload(Projection::Up)?,
-            down: upload(Projection::Down)?,
-        })
+        let held = match &self.tiers {
+            Some(tiers) => Held::Tiered(tiers.add_layer(source)?),
+            None => Held::Whole([upload(Projection::Gate)?, upload(Projection::Up)?, upload(Projection::Down)?]),
+        };
+        Ok(Experts { count: source.count(), held })
     }
 
     /// [`crate::backend::Backend::route`].
@@ -90,16 +147,57 @@ impl<D: Driver> Gpu<D> {
                 routing.factor.to_bits(),
             ],
         )?;
-        Ok(Choice { ids, weights, rows: x.rows, chosen })
+        Ok(Choice { ids, weights, rows: x.rows, chosen, known: OnceLock::new() })
+    }
+
+    /// The numbers of the chosen experts, row after row: copied back once.
+    fn known<'c>(&self, choice: &'c Choice<D>) -> Result<&'c [u32]> {
+        if let Some(known) = choice.known.get() {
+            return Ok(known);
+        }
+        let known = self.device.read_words(choice.ids.buffer(), choice.rows * choice.chosen)?;
+        if let Some(tiers) = &self.tiers {
+            tiers.passed();
+        }
+        Ok(choice.known.get_or_init(|| known))
+    }
+
+    /// [`crate::backend::Backend::announce`].
+    pub(super) fn expect(&self, experts: &Experts<D>, choice: &Choice<D>) -> Result<()> {
+        if let Held::Tiered(layer) = &experts.held {
+            layer.announce(&distinct(self.known(choice)?));
+        }
+        Ok(())
+    }
+
+    /// [`crate::backend::Backend::read_ahead`].
+    pub(super) fn foresee(&self, experts: &Experts<D>, choose: &dyn Fn() -> Result<Choice<D>>) -> Result<()> {
+        match &experts.held {
+            Held::Tiered(layer) if layer.has_absent() => {
+                layer.read_ahead(&distinct(self.known(&choose()?)?));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// [`crate::backend::Backend::experts`].
     pub(super) fn mixture(&self, experts: &Experts<D>, choice: &Choice<D>, x: &Rows<D>) -> Result<Rows<D>> {
         assert_eq!(choice.rows, x.rows, "rows and choices");
-        let row_terms = choice.chosen * x.width * experts.gate.rows;
+        let slot_terms = x.width * experts.inner_rows();
+        // In tiers a batch has few experts: all of its slots are those of one at least.
+        let row_terms = match &experts.held {
+            Held::Whole(_) => choice.chosen * slot_terms,
+            Held::Tiered(_) => slot_terms,
+        };
         let step = (LAUNCH_TERMS / row_terms.max(1)).max(1);
+        let known = match &experts.held {
+            Held::Whole(_) => &[],
+            Held::Tiered(_) => self.known(choice)?,
+        };
         if x.rows <= step {
-            return self.mixture_of(experts, &choice.ids, &choice.weights, choice.chosen, x);
+            let chosen = Chosen { ids: &choice.ids, weights: &choice.weights, known, count: choice.chosen };
+            return self.mixture_of(experts, &chosen, x);
         }
         // Some rows at a time, so that no launch takes long.
         let out = self.rows(x.rows, x.width)?;
@@ -113,32 +211,46 @@ impl<D: Driver> Gpu<D> {
             let (ids, weights) =
                 (part(choice.ids.buffer(), choice.chosen)?, part(choice.weights.buffer(), choice.chosen)?);
             let of_part = Rows { values: part(x.buffer(), x.width)?, rows, width: x.width };
-            let sums = self.mixture_of(experts, &ids, &weights, choice.chosen, &of_part)?;
+            let known = known.get(first * choice.chosen..(first + rows) * choice.chosen).unwrap_or_default();
+            let chosen = Chosen { ids: &ids, weights: &weights, known, count: choice.chosen };
+            let sums = self.mixture_of(experts, &chosen, &of_part)?;
             let whole = [rows, x.width];
             self.copy(sums.buffer(), [0, x.width, 0], &out.values, [first, x.width, 0], whole)?;
         }
         Ok(out)
     }
 
-    fn mixture_of(
-        &self,
-        experts: &Experts<D>,
-        ids: &Pooled<D>,
-        weights: &Pooled<D>,
-        chosen: usize,
-        x: &Rows<D>,
-    ) -> Result<Rows<D>> {
-        let groups = self.grouped(experts, ids, x.rows, chosen)?;
-        let gate = self.of_experts(&experts.gate, x, &groups, chosen)?;
-        let up = self.of_experts(&experts.up, x, &groups, chosen)?;
-        let gated = self.gated(&gate, &up)?;
-        let down = self.of_experts(&experts.down, &gated, &groups, 1)?;
+    fn mixture_of(&self, experts: &Experts<D>, chosen: &Chosen<'_, D>, x: &Rows<D>) -> Result<Rows<D>> {
+        let groups = self.grouped(experts, chosen.ids, x.rows, chosen.count)?;
+        let slots = groups.slots;
+        let [gate, up] = [self.rows(slots, experts.inner_rows())?, self.rows(slots, experts.inner_rows())?];
+        let down = self.rows(slots, x.width)?;
+        let (of_row, of_slot) = (chosen.count, 1);
+        match &experts.held {
+            Held::Whole(matrices) => {
+                let [gates, ups, downs] = matrices.each_ref().map(|matrices| matrices.slabs.iter());
+                self.of_experts(gates, x, &gate, &groups, of_row)?;
+                self.of_experts(ups, x, &up, &groups, of_row)?;
+                self.of_experts(downs, &self.gated(&gate, &up)?, &down, &groups, of_slot)?;
+            }
+            Held::Tiered(layer) => {
+                let most_slots = LAUNCH_TERMS / (x.width * experts.inner_rows()).max(1);
+                let mut pass = layer.pass(&counts(chosen.known), most_slots)?;
+                while let Some(batch) = pass.next()? {
+                    self.of_experts(pass.slabs(&batch, Projection::Gate), x, &gate, &groups, of_row)?;
+                    self.of_experts(pass.slabs(&batch, Projection::Up), x, &up, &groups, of_row)?;
+                    // Of slots that are not filled yet nothing is read after this.
+                    let gated = self.gated(&gate, &up)?;
+                    self.of_experts(pass.slabs(&batch, Projection::Down), &gated, &down, &groups, of_slot)?;
+                }
+            }
+        }
         let out = self.rows(x.rows, x.width)?;
         self.device.launch(
             Kernel::plain(Name::Combine),
             [x.width.div_ceil(THREADS as usize), x.rows, 1],
-            &[down.buffer(), weights.buffer(), out.buffer()],
-            &[chosen as u32, x.width as u32],
+            &[down.buffer(), chosen.weights.buffer(), out.buffer()],
+            &[chosen.count as u32, x.width as u32],
         )?;
         Ok(out)
     }
@@ -163,19 +275,23 @@ impl<D: Driver> Gpu<D> {
         Ok(groups)
     }
 
-    /// One projection of the chosen experts: [slots, O]; slot s reads row s / divisor of x.
-    pub(super) fn of_experts(
+    /// One projection of the chosen experts that stand in these slabs, into their slots of out [slots, O]; slot s reads row
+    /// s / divisor of x.
+    pub(super) fn of_experts<'s>(
         &self,
-        matrices: &ExpertMatrices<D>,
+        slabs: impl IntoIterator<Item = &'s Slab<D>>,
         x: &Rows<D>,
+        out: &Rows<D>,
         groups: &Groups<D>,
         divisor: usize,
-    ) -> Result<Rows<D>> {
-        let out = self.rows(groups.slots, matrices.rows)?;
-        for slab in &matrices.slabs {
+    ) -> Result<()>
+    where
+        D: 's,
+    {
+        for slab in slabs {
             let layout = slab.layout;
             if layout.bricks.is_some() {
-                self.stream_experts(slab, x, &out, groups, divisor)?;
+                self.stream_experts(slab, x, out, groups, divisor)?;
                 continue;
             }
             let [codes, scales, places] = slab.buffers();
@@ -200,7 +316,7 @@ impl<D: Driver> Gpu<D> {
                 ],
             )?;
         }
-        Ok(out)
+        Ok(())
     }
 
     /// silu(gate) · up.

@@ -1,5 +1,7 @@
 //! Activations on the device, what a cache keeps of them, and what was chosen from them.
 
+use std::sync::OnceLock;
+
 use super::device::Pooled;
 use super::driver::Driver;
 
@@ -42,6 +44,8 @@ pub struct Choice<D: Driver> {
     pub(super) weights: Pooled<D>,
     pub(super) rows: usize,
     pub(super) chosen: usize,
+    /// The numbers, once they were copied back.
+    pub(super) known: OnceLock<Vec<u32>>,
 }
 
 /// For each row a list of rows of a cache, as kernels read it: where each begins and how many entries it has, then the lists.

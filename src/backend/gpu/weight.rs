@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::bricks::{self, Bricks};
 use super::device::Device;
@@ -14,7 +15,7 @@ use crate::error::{Fault, FaultKind, Place, Result};
 use crate::format::Format;
 use crate::quantize::Decoder;
 use crate::roles::Projection;
-use crate::weights::Matrix;
+use crate::weights::{Matrix, MatrixRef};
 
 /// Bytes to which a row's codes are padded.
 const ROW_BYTES: usize = 16;
@@ -84,7 +85,7 @@ impl Layout {
     }
 
     /// Codes as they lie on the device.
-    pub fn codes<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> Cow<'m, [u8]> {
+    pub fn codes<'m>(&self, matrix: MatrixRef<'m>, rows: Range<usize>) -> Cow<'m, [u8]> {
         let stored = matrix.codes.len() / self.rows.max(1);
         let codes = &matrix.codes[rows.start * stored..rows.end * stored];
         if let Some(bricks) = self.bricks {
@@ -102,7 +103,7 @@ impl Layout {
     }
 
     /// The scales of some rows that begin at a block, as they lie on the device.
-    pub fn scales_of<'m>(&self, matrix: &'m Matrix, rows: Range<usize>) -> Cow<'m, [f32]> {
+    pub fn scales_of<'m>(&self, matrix: MatrixRef<'m>, rows: Range<usize>) -> Cow<'m, [f32]> {
         let stored = Layout { bricks: None, ..*self };
         let scales = &matrix.scales[stored.scales(rows.start)..][..stored.scales(rows.len())];
         match self.bricks.filter(|bricks| bricks.scales(1).is_some()) {
@@ -162,8 +163,8 @@ impl<D: Driver> Weight<D> {
         let part = |first: usize| -> Result<Part<D>> {
             let rows = first..matrix.rows.min(first.saturating_add(step));
             let codes = device.allocate(layout.code_bytes(rows.len()), name)?;
-            device.driver().write(&codes, 0, &layout.codes(matrix, rows.clone()))?;
-            let scales = floats(device, name, &layout.scales_of(matrix, rows.clone()))?;
+            device.driver().write(&codes, 0, &layout.codes(matrix.view(), rows.clone()))?;
+            let scales = floats(device, name, &layout.scales_of(matrix.view(), rows.clone()))?;
             Ok(Part { rows, codes, scales })
         };
         let parts = parts.map(part).collect::<Result<_>>()?;
@@ -219,11 +220,11 @@ pub struct Slab<D: Driver> {
     codes: D::Buffer,
     scales: Option<D::Buffer>,
     /// For each expert of the layer its place here, or [`ABSENT`].
-    places: D::Buffer,
+    places: Arc<D::Buffer>,
 }
 
 /// The place of an expert that is in another slab.
-const ABSENT: u32 = u32::MAX;
+pub(super) const ABSENT: u32 = u32::MAX;
 
 impl<D: Driver> Slab<D> {
     /// Codes, scales, places.
@@ -237,6 +238,43 @@ impl<D: Driver> Slab<D> {
         [(self.layout.code_bytes(rows) / 4) as u32, self.layout.scales(rows) as u32]
     }
 
+    /// Room for the matrices of so many experts, which a buffer of the device holds.
+    pub fn new(
+        device: &Device<D>,
+        layout: Layout,
+        count: usize,
+        places: Arc<D::Buffer>,
+        purpose: &str,
+    ) -> Result<Slab<D>> {
+        let codes = device.allocate(layout.code_bytes(layout.rows) * count as u64, purpose)?;
+        let scales = match layout.scales(layout.rows) {
+            0 => None,
+            scales => Some(device.allocate(4 * (scales * count) as u64, purpose)?),
+        };
+        Ok(Slab { layout, codes, scales, places })
+    }
+
+    /// Brings a matrix to a place, by a way of copying bytes to an offset of a buffer.
+    pub fn put(
+        &self,
+        at: usize,
+        matrix: MatrixRef<'_>,
+        copy: impl Fn(&D::Buffer, u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (layout, at) = (&self.layout, at as u64);
+        if layout.bricks.is_some() && bricks::has_nan(layout.coding, matrix) {
+            return Err(Fault::new(Place::default(), FaultKind::GpuNanCode));
+        }
+        copy(&self.codes, at * layout.code_bytes(layout.rows), &layout.codes(matrix, 0..layout.rows))?;
+        match &self.scales {
+            Some(scales) => {
+                let of_matrix = layout.scales_of(matrix, 0..layout.rows);
+                copy(scales, at * 4 * layout.scales(layout.rows) as u64, &bytes_of(&of_matrix))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Uploads the matrices of some of a layer's experts.
     fn upload(
         device: &Device<D>,
@@ -245,61 +283,65 @@ impl<D: Driver> Slab<D> {
         layout: Layout,
         experts: &[usize],
     ) -> Result<Slab<D>> {
-        let (bytes, scales) = (layout.code_bytes(layout.rows), layout.scales(layout.rows));
         let purpose = format!("{} and {} more", source.name(experts[0], projection), experts.len() - 1);
-        let codes = device.allocate(bytes * experts.len() as u64, &purpose)?;
-        let scale_buffer = match scales {
-            0 => None,
-            _ => Some(device.allocate(4 * (scales * experts.len()) as u64, &purpose)?),
-        };
-        let mut places = vec![ABSENT; source.count()];
-        for (&expert, at) in experts.iter().zip(0u64..) {
+        let places = Arc::new(device.allocate(4 * source.count() as u64, "places of experts")?);
+        let slab = Slab::new(device, layout, experts.len(), places, &purpose)?;
+        let mut table = vec![ABSENT; source.count()];
+        for (at, &expert) in experts.iter().enumerate() {
             let matrix = source.load(expert, projection)?;
-            if layout.bricks.is_some() && bricks::has_nan(layout.coding, matrix.view()) {
-                return Err(Fault::new(Place::name(source.name(expert, projection)), FaultKind::GpuNanCode));
-            }
-            device.driver().write(&codes, at * bytes, &layout.codes(&matrix, 0..layout.rows))?;
-            if let Some(buffer) = &scale_buffer {
-                let of_matrix = layout.scales_of(&matrix, 0..layout.rows);
-                device.driver().write(buffer, at * 4 * scales as u64, &bytes_of(&of_matrix))?;
-            }
-            places[expert] = at as u32;
+            slab.put(at, matrix.view(), |to, offset, bytes| device.driver().write(to, offset, bytes))?;
+            table[expert] = at as u32;
         }
-        let places: Vec<u8> = places.into_iter().flat_map(u32::to_le_bytes).collect();
-        let buffer = device.allocate(places.len() as u64, "places of experts")?;
-        device.driver().write(&buffer, 0, &places)?;
-        Ok(Slab { layout, codes, scales: scale_buffer, places: buffer })
+        device.driver().write(&slab.places, 0, &words_of(&table))?;
+        Ok(slab)
+    }
+}
+
+impl Layout {
+    /// The layout of one of an expert's matrices; a format that no kernel reads is refused by name.
+    pub fn of_expert(
+        driver: &impl Driver,
+        source: &dyn ExpertSource,
+        expert: usize,
+        projection: Projection,
+    ) -> Result<Layout> {
+        let (rows, columns, format) = match source.locate(expert, projection)? {
+            Some(located) => (located.rows, located.columns, located.format),
+            None => {
+                let matrix = source.load(expert, projection)?;
+                (matrix.rows, matrix.columns, matrix.format)
+            }
+        };
+        let layout = Layout::new(driver.name(), &source.name(expert, projection), rows, columns, format)?;
+        Ok(layout.in_bricks(driver))
+    }
+
+    /// Bytes of a matrix on the device: codes, and scales.
+    pub fn bytes(&self) -> [u64; 2] {
+        [self.code_bytes(self.rows), 4 * self.scales(self.rows) as u64]
+    }
+
+    /// How many matrices a slab can hold: codes and scales are a buffer each.
+    pub fn in_a_slab(&self, buffer_bytes: u64) -> usize {
+        let [codes, scales] = self.bytes();
+        (buffer_bytes / codes.max(scales).max(4)).max(1) as usize
     }
 }
 
 impl<D: Driver> ExpertMatrices<D> {
     /// Uploads one projection of all experts of a layer; a format that no kernel reads is refused by name.
     pub fn upload(device: &Device<D>, source: &dyn ExpertSource, projection: Projection) -> Result<ExpertMatrices<D>> {
-        let layout_of = |expert: usize| -> Result<Layout> {
-            let (rows, columns, format) = match source.locate(expert, projection)? {
-                Some(located) => (located.rows, located.columns, located.format),
-                None => {
-                    let matrix = source.load(expert, projection)?;
-                    (matrix.rows, matrix.columns, matrix.format)
-                }
-            };
-            let name = source.name(expert, projection);
-            let layout = Layout::new(device.driver().name(), &name, rows, columns, format)?;
-            Ok(layout.in_bricks(device.driver()))
-        };
         let mut of_layout: Vec<(Layout, Vec<usize>)> = Vec::new();
         for expert in 0..source.count() {
-            let layout = layout_of(expert)?;
+            let layout = Layout::of_expert(device.driver(), source, expert, projection)?;
             match of_layout.iter_mut().find(|(of, _)| *of == layout) {
                 Some((_, experts)) => experts.push(expert),
                 None => of_layout.push((layout, vec![expert])),
             }
         }
-        let limit = device.driver().limits().buffer_bytes;
         let mut slabs = Vec::new();
         for (layout, experts) in &of_layout {
-            let bytes = layout.code_bytes(layout.rows).max(4 * layout.scales(layout.rows) as u64).max(4);
-            for experts in experts.chunks((limit / bytes).max(1) as usize) {
+            for experts in experts.chunks(layout.in_a_slab(device.driver().limits().buffer_bytes)) {
                 slabs.push(Slab::upload(device, source, projection, *layout, experts)?);
             }
         }
@@ -314,5 +356,12 @@ impl<D: Driver> ExpertMatrices<D> {
 
 /// Values as they lie in memory.
 fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    let mut bytes = vec![0; 4 * values.len()];
+    bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+    bytes
+}
+
+/// Words as they lie in memory.
+pub(super) fn words_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
 use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
+use crate::backend::gpu::tiers;
 use crate::backend::samples::{formats, matrix, numbers, routed};
 use crate::backend::{Backend, Mla, Places};
 use crate::format::Format;
@@ -169,6 +170,14 @@ fn faults_on_purpose_are_noticed_and_formats_refused() {
     let Some(vulkan) = opened(options()) else { return };
     formats_are_refused(&Gpu::new(vulkan, None));
     faults_on_purpose(|| opened(options()).unwrap());
+}
+
+#[test]
+fn experts_in_tiers() {
+    let Some(_) = opened(options()) else { return };
+    tiers::tests::same_bits(|| opened(options()).unwrap());
+    tiers::tests::batches(|| opened(options()).unwrap());
+    tiers::tests::too_little(|| opened(options()).unwrap());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::backend::gpu::driver::Driver;
 use crate::container::reader::Container;
 use crate::error::Faults;
 use crate::model::Model;
-use crate::model::memory::{Needs, fits_gpu, gpu_positions};
+use crate::model::memory::{Allowed, Needs, fits_gpu, gpu_positions};
 use crate::progress::Progress;
 use crate::report::BenchMeasure;
 
@@ -36,7 +36,9 @@ pub(in super::super) fn decode<D: Driver>(
     progress.step("making a container");
     synthetic.write(&path, Contents::Model, true, progress)?;
     let container = Container::open(&path)?;
-    fits_gpu(&[Needs::of(&path, container.config(), gpu_positions(MOST_TOKENS), 1)], device, None)?;
+    let needs = Needs::of(&path, container.config(), gpu_positions(MOST_TOKENS), 1);
+    // What does not fit was refused before: experts are never in tiers here.
+    fits_gpu(&[needs], device, Allowed::default())?;
     progress.step("loading the model");
     let model = Model::load(&container, gpu)?;
     let memory = Memory::new(device, READ_BYTES.min(device.driver().memory()?.free / 4))?;

@@ -67,7 +67,7 @@ impl<D: Driver> Weights<D> {
         let matrix = Random::new(9).matrix(format, rows, columns);
         let bytes = stored_bytes(&matrix);
         let count = bench.bytes.div_ceil(bytes).max(2);
-        let matrices = (0..count).map(|_| bench.gpu.upload("weights to measure with", matrix.clone()));
+        let matrices = (0..count).map(|_| bench.gpu.upload_linear("weights to measure with", matrix.clone()));
         let flops = 2 * (rows * columns) as u64;
         Ok(Weights { matrices: matrices.collect::<Result<_>>()?, columns, bytes, flops })
     }

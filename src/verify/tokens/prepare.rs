@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
 use crate::backend::Device;
+use crate::backend::gpu::tiers;
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::experts;
 use crate::io::available_bytes;
-use crate::model::memory::{Needs, fits_device, gpu_positions, share};
+use crate::model::memory::{Allowed, Needs, fits_device, gpu_positions, share};
 use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 
@@ -31,6 +32,8 @@ pub(in crate::verify) struct Prepared {
     pub(super) plain_too_large: Option<(u64, u64)>,
     /// How the CPU reads routed experts of the model, and of the source; empty where it is not asked for.
     pub(super) cpu: Vec<experts::Options>,
+    /// How each GPU has them.
+    pub(super) gpu: Vec<(Device, Vec<Option<tiers::Options>>)>,
 }
 
 impl Prepared {
@@ -123,7 +126,8 @@ fn fits(
     }
     for device in devices {
         let on_gpu = || needs(gpu_positions(positions_of(prepared)));
-        fits_device(device, &on_gpu, options.memory)?;
+        let allowed = Allowed { memory: options.memory, device: options.device_memory };
+        prepared.gpu.push((device, fits_device(device, &on_gpu, allowed)?));
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
     Ok(())
