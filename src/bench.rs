@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::driver::Driver;
-use crate::backend::{Backend, Device, cuda, vulkan};
+use crate::backend::{Mode, Backend, Device, cuda, vulkan};
 use crate::checkpoint::weight_files;
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
@@ -53,6 +53,8 @@ pub struct Options {
     pub rounds: usize,
     /// Where kernels are run, and models decoded and scored with: the CPU or a GPU.
     pub device: Device,
+    /// How sums are formed on a GPU.
+    pub mode: Mode,
     /// Of kernels on a GPU, only measures whose names contain this.
     pub only: Option<String>,
 }
@@ -118,7 +120,7 @@ pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     let threads = pool.current_num_threads();
     match options.device {
         Device::Cuda(number) => {
-            let gpu = cuda::backend(number, None)?;
+            let gpu = cuda::backend(number, None)?.in_mode(options.mode);
             let measures = pool.install(|| gpu::kernels(&gpu, options, progress))?;
             Ok(on_gpu(&gpu, options, report("kernels", threads, measures)))
         }
@@ -146,7 +148,7 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
     let model = Some(synthetic.described());
     let report = match options.device {
         Device::Cuda(number) => {
-            let gpu = cuda::backend(number, None)?;
+            let gpu = cuda::backend(number, None)?.in_mode(options.mode);
             let measures = pool.install(|| gpu::decode(&gpu, &synthetic, options, progress))?;
             on_gpu(&gpu, options, report("decode", threads, measures))
         }

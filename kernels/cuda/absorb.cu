@@ -31,6 +31,7 @@ __device__ __forceinline__ void absorb(const u32* codes, const float* scales, co
     const u32 first = head * c.head_rows, end = first + c.nope;
     const u32 begin = first < c.first_row ? c.first_row : first;
     float sum = c.first_row == 0 ? 0.0f : *to;
+#pragma unroll 8
     for (u32 row = begin; row < least(end, c.first_row + c.rows); row++)
         sum = fmaf(from[row - first], Coding::one(w, row - c.first_row, column), sum);
     *to = sum;

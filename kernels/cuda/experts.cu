@@ -24,6 +24,7 @@ struct ExpertsConstants {
 template <class Coding, u32 R>
 __device__ __forceinline__ void experts(const u32* codes, const float* scales, const float* x, float* out, const u32* groups,
                                         const u32* place, ExpertsConstants c) {
+    constexpr u32 OUTS = outputs_of_a_warp(R);
     // groups: how many experts, their numbers [most], where their slots begin [most + 1], slots
     if (blockIdx.y >= groups[0]) return;
     const u32* offsets = groups + 1 + c.most + blockIdx.y;

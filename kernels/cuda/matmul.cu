@@ -7,7 +7,7 @@
 //
 // Reference: src/backend/reference/linear.rs, matmul.
 //
-// Versions: 1, a warp for four outputs and up to eight rows, eight columns a lane at a time (this one).
+// Versions: 1, a warp for four outputs and up to eight rows, eight columns a lane at a time; with one row, two outputs (this one).
 #include "product.cuh"
 
 struct MatmulConstants {
@@ -21,6 +21,7 @@ struct MatmulConstants {
 
 template <class Coding, u32 R>
 __device__ __forceinline__ void matmul(const u32* codes, const float* scales, const float* x, float* out, MatmulConstants c) {
+    constexpr u32 OUTS = outputs_of_a_warp(R);
     const Weights w = {codes, scales, c.stride, c.row_scales, c.group_size};
     const u32 first_output = (blockIdx.y * WARPS + threadIdx.x / LANES) * OUTS;
     const u32 first_x = c.first + blockIdx.x * R, head = blockIdx.z;

@@ -10,9 +10,11 @@
 #pragma once
 #include "weights.cuh"
 
-// Outputs that a warp takes at a time, and warps of a group.
-#define OUTS 4u
+// Warps of a group.
 #define WARPS 8u
+
+// Outputs that a warp takes at a time. With one row few groups would be busy otherwise.
+__device__ constexpr u32 outputs_of_a_warp(u32 rows) { return rows == 1 ? 2 : 4; }
 
 // Eight columns of a row of x; those past its end are 0.
 __device__ __forceinline__ void eight_of_x(const float* __restrict__ x, u32 chunk, u32 columns, bool wide, float out[8]) {
@@ -27,8 +29,8 @@ __device__ __forceinline__ void eight_of_x(const float* __restrict__ x, u32 chun
     }
 }
 
-// Rows `rows[OUTS]` of w with `x[R]`; the result is in every lane. `wide` says that each x is aligned to 16 bytes.
-template <class Coding, u32 R>
+// Rows `rows[OUTS]` of w, the outputs that a warp takes at a time, with `x[R]`; the result is in every lane. `wide` says that each x is aligned to 16 bytes.
+template <class Coding, u32 R, u32 OUTS = outputs_of_a_warp(R)>
 __device__ __forceinline__ void product(const Weights& w, const u32 (&rows)[OUTS], const float* const (&x)[R], u32 columns,
                                         bool wide, float (&sum)[OUTS][R]) {
     const u32 lane = threadIdx.x % LANES;

@@ -11,7 +11,7 @@ struct SumRangesConstants {
     u32 out_stride, out_at, first;  // of `out`, and its row that is the first of the sums
 };
 
-KERNEL(256, sum_ranges)(const float* __restrict__ partial, float* __restrict__ out, SumRangesConstants c) {
+KERNEL(256, sum_ranges)(const float* partial, float* out, SumRangesConstants c) {
     wait_for_kernels_before();
     const u32 o = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
     if (o >= c.outputs) return;
@@ -28,7 +28,7 @@ struct SumExpertsRangesConstants {
 };
 
 KERNEL(256, sum_experts_ranges)
-(const float* __restrict__ partial, float* __restrict__ out, const u32* __restrict__ groups, const u32* __restrict__ place,
+(const float* partial, float* out, const u32* groups, const u32* place,
  SumExpertsRangesConstants c) {
     wait_for_kernels_before();
     const u32 o = blockIdx.x * 256 + threadIdx.x;

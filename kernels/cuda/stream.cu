@@ -4,16 +4,18 @@
 //
 //     partial[range, r, o]
 //
-// to sum_ranges. stream_tile: many rows. fast_…: the same of x rounded to bf16. Groups: any number in x, they share the work.
+// to sum_ranges. stream_narrow: for few outputs, half as many a group as stream. stream_tile: many rows. fast_…: the same of x rounded to bf16. Groups: any number in x, they share the work.
 // Shared memory: src/backend/gpu/stream.rs, Plan.
 //
 // Reference: src/backend/reference/linear.rs, matmul.
 #include "of_matrix.cuh"
 
 #define BUFFERS                                                                                    \
-    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* __restrict__ x, \
-     float* __restrict__ out, StreamConstants c)
+    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* x, \
+     float* out, StreamConstants c)
 #define DEFINE(name, Brick)                                                                                               \
+    KERNEL_RESIDENT(256, 3, stream_narrow_##name##_2) BUFFERS { of_matrix<Brick, 1, 1, 3, WHOLE>(codes, scales, x, out, c); } \
+    KERNEL_RESIDENT(256, 3, fast_narrow_##name##_8) BUFFERS { of_matrix<Brick, 1, 1, 1, WHOLE>(codes, scales, x, out, c); }   \
     KERNEL_RESIDENT(256, 2, stream_##name##_2) BUFFERS { of_matrix<Brick, 2, 1, 3, WHOLE>(codes, scales, x, out, c); }        \
     KERNEL_RESIDENT(256, 2, stream_ranges_##name##_2) BUFFERS { of_matrix<Brick, 2, 1, 3, RANGES>(codes, scales, x, out, c); } \
     KERNEL_RESIDENT(256, 2, stream_ranges_##name##_8) BUFFERS { of_matrix<Brick, 1, 3, 3, RANGES>(codes, scales, x, out, c); } \

@@ -20,6 +20,7 @@
 #pragma once
 #include "bricks.cuh"
 
+// What a kernel reads of what others wrote is nowhere declared __restrict__: such loads could come before the wait for those.
 #define SLOTS 8u
 #define WARPS 8u
 
@@ -27,6 +28,10 @@ enum Manner { WHOLE, RANGES, TILE };
 
 // Bricks whose part of x is in shared memory at a time, of TILE.
 #define STAGED_BRICKS 2u
+
+// Sixteen bytes from one half of a block to the next, of so many columns of b: an odd number of 64 bytes, so that what lanes write
+// together lies in different banks.
+__device__ __forceinline__ u32 step_of(u32 columns) { return 4 * (columns | 1); }
 
 // An f32 by its bits, to the nearest bf16, which are the upper half; what is no number stays so.
 __device__ __forceinline__ u32 rounded(u32 x) {
@@ -37,37 +42,40 @@ __device__ __forceinline__ u32 rounded(u32 x) {
 // pairs(). `of_row(r)` is where a row is.
 template <class Brick, u32 TERMS, class OfRow>
 __device__ __forceinline__ void stage(OfRow of_row, u32 rows, u32 columns, u32 first_block, u32 blocks, uint4* to) {
-    for (u32 r = 0; r < rows; r++) {
+    // Of each row eight columns for so many threads.
+    const u32 pieces = 8 * blocks;
+    if (pieces == 0) return;
+    for (u32 r = 0, at = threadIdx.x;; at += 256) {
+        while (at >= pieces) at -= pieces, r++;
+        if (r >= rows) break;
         const float* x = of_row(r);
         const bool wide = columns % 4 == 0 && (size_t)x % 16 == 0;
-        for (u32 at = threadIdx.x; at < 8 * blocks; at += 256) {
-            const u32 t = at % 4, half = at / 4 % 2, block = at / 8, base = 64 * (first_block + block) + 16 * t;
-            const u32 c0 = base + (Brick::APART == 4 ? 8 : 4) * half, c1 = c0 + Brick::APART;
-            float v[8];
-            if (wide && c1 + 4 <= columns) {
-                const float4 a = *(const float4*)(x + c0), b = *(const float4*)(x + c1);
-                v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-                v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-            } else {
+        const u32 t = at % 4, half = at / 4 % 2, block = at / 8, base = 64 * (first_block + block) + 16 * t;
+        const u32 c0 = base + (Brick::APART == 4 ? 8 : 4) * half, c1 = c0 + Brick::APART;
+        float v[8];
+        if (wide && c1 + 4 <= columns) {
+            const float4 a = *(const float4*)(x + c0), b = *(const float4*)(x + c1);
+            v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+            v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+        } else {
 #pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    v[k] = c0 + k < columns ? x[c0 + k] : 0.0f;
-                    v[4 + k] = c1 + k < columns ? x[c1 + k] : 0.0f;
-                }
+            for (u32 k = 0; k < 4; k++) {
+                v[k] = c0 + k < columns ? x[c0 + k] : 0.0f;
+                v[4 + k] = c1 + k < columns ? x[c1 + k] : 0.0f;
             }
+        }
 #pragma unroll
-            for (u32 term = 0; term < TERMS; term++) {
-                u32 pair[4];
+        for (u32 term = 0; term < TERMS; term++) {
+            u32 pair[4];
 #pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    u32 a = __float_as_uint(v[k]), b = __float_as_uint(v[4 + k]);
-                    if (TERMS == 1) a = rounded(a), b = rounded(b);
-                    pair[k] = __byte_perm(a, b, 0x7632);
-                    // what is left is exact; of an infinite value it is no number
-                    v[k] -= __uint_as_float(a & 0xffff0000u), v[4 + k] -= __uint_as_float(b & 0xffff0000u);
-                }
-                to[((2 * block + half) * rows * TERMS + TERMS * r + term) * 4 + t] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+            for (u32 k = 0; k < 4; k++) {
+                u32 a = __float_as_uint(v[k]), b = __float_as_uint(v[4 + k]);
+                if (TERMS == 1) a = rounded(a), b = rounded(b);
+                pair[k] = __byte_perm(a, b, 0x7632);
+                // what is left is exact; of an infinite value it is no number
+                v[k] -= __uint_as_float(a & 0xffff0000u), v[4 + k] -= __uint_as_float(b & 0xffff0000u);
             }
+            to[(2 * block + half) * step_of(rows * TERMS) + (TERMS * r + term) * 4 + t] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
         }
     }
 }
@@ -306,7 +314,7 @@ __device__ __forceinline__ void stream(Work& work, u32 columns, u32 outputs, boo
         u32 column[NT];
 #pragma unroll
         for (u32 j = 0; j < NT; j++) column[j] = least(8 * j + g, columns_of_b - 1) * 4 + t;
-        const u32 step = 4 * columns_of_b;
+        const u32 step = step_of(columns_of_b);
         if (pieces.step(work.piece) == 0) {
 #pragma unroll
             for (u32 m = 0; m < MT; m++)

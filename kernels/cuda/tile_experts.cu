@@ -2,8 +2,8 @@
 #include "of_experts.cuh"
 
 #define BUFFERS                                                                                              \
-    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* __restrict__ x,           \
-     float* __restrict__ out, const u32* __restrict__ groups, const u32* __restrict__ place, StreamExpertsConstants c)
+    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* x,           \
+     float* out, const u32* groups, const u32* place, StreamExpertsConstants c)
 #define OF_EXPERTS(Brick, MT, NT, TERMS, HOW) \
     BUFFERS { of_experts<Brick, MT, NT, TERMS, HOW>(codes, scales, x, out, groups, place, c); }
 #define DEFINE(name, Brick)                                                            \

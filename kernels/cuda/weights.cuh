@@ -49,19 +49,9 @@ struct ByRow {
     static __device__ __forceinline__ float row_scale(const Weights& w, u32 row) { return w.scales[row]; }
 
     static __device__ __forceinline__ float one(const Weights& w, u32 row, u32 column) {
-        float values[8];
-        Code::eight(w.codes + (size_t)row * w.stride, column / 8, values);
-        return Code::pick(values, column % 8) * w.scales[row];
+        return Code::one(w.codes + (size_t)row * w.stride, column) * w.scales[row];
     }
 };
-
-// One of eight values that are in registers.
-__device__ __forceinline__ float picked(const float values[8], u32 at) {
-    float value = values[0];
-#pragma unroll
-    for (u32 k = 1; k < 8; k++) value = at == k ? values[k] : value;
-    return value;
-}
 
 struct Int8Code {
     static __device__ __forceinline__ void eight(const u32* row, u32 chunk, float out[8]) {
@@ -73,7 +63,7 @@ struct Int8Code {
         }
     }
 
-    static __device__ __forceinline__ float pick(const float values[8], u32 at) { return picked(values, at); }
+    static __device__ __forceinline__ float one(const u32* row, u32 column) { return (float)((const i8*)row)[column]; }
 };
 
 struct Int4Code {
@@ -86,7 +76,9 @@ struct Int4Code {
         }
     }
 
-    static __device__ __forceinline__ float pick(const float values[8], u32 at) { return picked(values, at); }
+    static __device__ __forceinline__ float one(const u32* row, u32 column) {
+        return (float)(int)(row[column / 8] >> 4 * (column % 8) & 15u) - 8.0f;
+    }
 };
 
 struct Int2Code {
@@ -96,7 +88,9 @@ struct Int2Code {
         for (u32 k = 0; k < 8; k++) out[k] = (float)(int)(half >> 2 * k & 3u) - 2.0f;
     }
 
-    static __device__ __forceinline__ float pick(const float values[8], u32 at) { return picked(values, at); }
+    static __device__ __forceinline__ float one(const u32* row, u32 column) {
+        return (float)(int)(row[column / 16] >> 2 * (column % 16) & 3u) - 2.0f;
+    }
 };
 
 typedef ByRow<Int8Code> Int8Row;
@@ -119,9 +113,8 @@ struct Int4Grouped {
     static __device__ __forceinline__ float row_scale(const Weights&, u32) { return 1.0f; }
 
     static __device__ __forceinline__ float one(const Weights& w, u32 row, u32 column) {
-        float values[8];
-        Int4Code::eight(w.codes + (size_t)row * w.stride, column / 8, values);
-        return picked(values, column % 8) * w.scales[(size_t)row * w.row_scales + column / w.group_size];
+        const float scale = w.scales[(size_t)row * w.row_scales + column / w.group_size];
+        return Int4Code::one(w.codes + (size_t)row * w.stride, column) * scale;
     }
 };
 
@@ -141,9 +134,9 @@ struct Int3G64 {
     static __device__ __forceinline__ float row_scale(const Weights&, u32) { return 1.0f; }
 
     static __device__ __forceinline__ float one(const Weights& w, u32 row, u32 column) {
-        float values[8];
-        const float scale = eight(w, row, column / 8, values);
-        return picked(values, column % 8) * scale;
+        const u8* group = (const u8*)(w.codes + (size_t)row * w.stride) + 24 * (column / 64);
+        const u32 at = column % 64, low = group[at / 4] >> 2 * (at % 4) & 3u, high = group[16 + at / 8] >> at % 8 & 1u;
+        return ((float)(int)(low | high << 2) - 4.0f) * w.scales[(size_t)row * w.row_scales + column / 64];
     }
 };
 
@@ -169,9 +162,8 @@ struct Fp8E4m3B128 {
     static __device__ __forceinline__ float row_scale(const Weights&, u32) { return 1.0f; }
 
     static __device__ __forceinline__ float one(const Weights& w, u32 row, u32 column) {
-        float values[8];
-        const float scale = eight(w, row, column / 8, values);
-        return picked(values, column % 8) * scale;
+        const float value = e4m3(((const u8*)(w.codes + (size_t)row * w.stride))[column]);
+        return value * w.scales[(size_t)(row / 128) * w.row_scales + column / 128];
     }
 };
 

@@ -79,9 +79,9 @@ impl Driver for Cuda {
         Limits { buffer_bytes: BUFFER_BYTES, groups: description.groups, shared_bytes }
     }
 
-    fn outputs(&self, _rows: u32) -> usize {
-        // kernels/cuda/product.cuh
-        32
+    fn outputs(&self, rows: u32) -> usize {
+        // Eight warps: kernels/cuda/product.cuh, outputs_of_a_warp.
+        if rows == 1 { 16 } else { 32 }
     }
 
     fn memory(&self) -> Result<DeviceMemory> {

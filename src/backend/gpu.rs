@@ -34,7 +34,7 @@ use driver::Driver;
 use kernels::{Kernel, Name, THREADS, TILE_ROWS};
 use tiers::Tiers;
 
-pub use moe::Experts;
+pub use moe::{Experts, Groups};
 pub use rows::{Cache, Choice, Lists, Rows};
 pub use weight::Weight;
 

@@ -13,7 +13,7 @@ use super::{Options, measure};
 use crate::backend::gpu::device::{Device, Recorded};
 use crate::backend::gpu::driver::{Clock, DeviceMemory, Driver, Elapsed};
 use crate::backend::gpu::peaks::{MULTIPLIED_BYTES, PIECE_BYTES, SUM_BYTES};
-use crate::backend::gpu::{Choice, Gpu, Rows};
+use crate::backend::gpu::{Choice, Gpu, Groups, Rows};
 use crate::backend::{self, Backend, cuda, vulkan};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::progress::Progress;
@@ -63,7 +63,7 @@ struct Work<D: Driver> {
     shares: Vec<f64>,
     clock: Clock,
     /// What the launches read and nobody else may get.
-    _kept: (Option<Rows<D>>, Vec<Choice<D>>),
+    _kept: (Option<Rows<D>>, Vec<Choice<D>>, Vec<Groups<D>>),
 }
 
 impl<D: Driver> Work<D> {
@@ -85,13 +85,13 @@ impl<D: Driver> Work<D> {
             seconds: Vec::new(),
             shares: Vec::new(),
             clock,
-            _kept: (None, Vec::new()),
+            _kept: (None, Vec::new(), Vec::new()),
         })
     }
 
     /// The same with what its launches read.
-    fn keeping(self, x: Rows<D>, choices: Vec<Choice<D>>) -> Work<D> {
-        Work { _kept: (Some(x), choices), ..self }
+    fn keeping(self, x: Rows<D>, choices: Vec<Choice<D>>, groups: Vec<Groups<D>>) -> Work<D> {
+        Work { _kept: (Some(x), choices, groups), ..self }
     }
 
     /// A round: how much is done in a second.

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::progress::Meter;
 use super::{Talk, not_available, print, print_json, size, tell, text};
-use crate::backend::Device;
+use crate::backend::{Device, Mode};
 use crate::bench::{self, Options};
 use crate::error::{Fault, FaultKind, Faults, Place};
 use crate::report::{BenchMeasure, BenchReport, BenchTokenBytes, Experts};
@@ -59,6 +59,9 @@ pub(crate) struct Arguments {
     /// Of `kernels`, `decode` and `score`, where to compute: cpu, cuda[:N] or vulkan[:N] [default: cpu]
     #[arg(long, value_name = "D")]
     device: Option<String>,
+    /// Of `kernels`, `decode` and `score` on a CUDA device, how sums are formed: exact, or fast, with activations rounded to bf16
+    #[arg(long, value_name = "MODE", default_value = "exact", value_parser = ["exact", "fast"])]
+    mode: String,
     /// Of `kernels` on a GPU, only measures whose names contain this, for one "int4-row [2048, 6144]"
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -82,6 +85,10 @@ impl Arguments {
     /// Where to compute.
     fn device(&self) -> Result<Device, Fault> {
         let device = self.device.as_deref().map_or(Ok(Device::Cpu), |text| Device::parse("--device", text))?;
+        if self.mode == "fast" && !matches!(device, Device::Cuda(_)) {
+            let (flag, needs) = ("--mode fast", "--device cuda");
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));
+        }
         if self.only.is_some() && !(self.target == Some(Target::Kernels) && device.is_gpu()) {
             let (flag, needs) = ("--only", "`bench kernels` on a GPU");
             return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));
@@ -104,6 +111,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
         threads: arguments.threads,
         rounds: usize::from(arguments.rounds),
         device: arguments.device()?,
+        mode: if arguments.mode == "fast" { Mode::Fast } else { Mode::Exact },
         only: arguments.only.clone(),
     };
     let meter = Meter::new(arguments.talk.quiet);

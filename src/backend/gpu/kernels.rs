@@ -43,12 +43,14 @@ pub enum Name {
     Read,
     FmaPeak,
     Stream,
+    StreamNarrow,
     StreamRanges,
     StreamTile,
     StreamExperts,
     StreamExpertsRanges,
     StreamExpertsTile,
     Fast,
+    FastNarrow,
     FastRanges,
     FastTile,
     FastExperts,
@@ -121,10 +123,10 @@ impl Name {
     /// Numbers of rows of x that it comes for, if it reads bricks.
     fn streamed(self) -> Option<&'static [u32]> {
         match self {
-            Name::Stream | Name::StreamExperts => Some(&[2]),
+            Name::Stream | Name::StreamNarrow | Name::StreamExperts => Some(&[2]),
             Name::StreamRanges | Name::StreamExpertsRanges => Some(&[2, 8]),
             Name::StreamTile | Name::StreamExpertsTile => Some(&[16]),
-            Name::Fast | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => Some(&[8]),
+            Name::Fast | Name::FastNarrow | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => Some(&[8]),
             Name::FastTile | Name::FastExpertsTile => Some(&[48]),
             _ => None,
         }
@@ -153,7 +155,8 @@ impl Name {
             Name::Choose | Name::GroupRows | Name::Combine => "router",
             Name::RmsNorm | Name::LayerNorm | Name::Rope | Name::CopyRows | Name::TakeRows | Name::Add => "pointwise",
             Name::Swiglu => "pointwise",
-            Name::Stream | Name::StreamRanges | Name::Fast | Name::FastRanges => "stream",
+            Name::Stream | Name::StreamNarrow | Name::StreamRanges => "stream",
+            Name::Fast | Name::FastNarrow | Name::FastRanges => "stream",
             Name::StreamTile | Name::FastTile => "tile",
             Name::StreamExpertsTile | Name::FastExpertsTile => "tile_experts",
             Name::StreamExperts | Name::StreamExpertsRanges | Name::FastExperts | Name::FastExpertsRanges => {
@@ -174,7 +177,8 @@ impl Name {
             | Name::FastExpertsRanges
             | Name::FastExpertsTile => 6,
             Name::IndexScores => 5,
-            Name::Stream | Name::StreamRanges | Name::StreamTile | Name::Fast | Name::FastRanges | Name::FastTile => 4,
+            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile => 4,
+            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile => 4,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
             Name::SumExpertsRanges => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,

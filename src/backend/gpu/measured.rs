@@ -2,7 +2,7 @@
 
 use super::Gpu;
 use super::driver::Driver;
-use super::moe::Experts;
+use super::moe::{Experts, Groups};
 use super::rows::{Choice, Rows};
 use crate::backend::Routed;
 use crate::error::Result;
@@ -19,24 +19,28 @@ impl<D: Driver> Gpu<D> {
         Ok(Choice { ids: words, weights: floats, rows: routed.len(), chosen, known: ids.into() })
     }
 
-    /// One projection of the chosen experts, with the grouping of rows by expert before it: [slots, O], a slot for each
-    /// expert of each row. `x` has a row for each row of the choice, or, for `down`, one for each slot.
+    /// The slots of a choice, by expert: for [`Gpu::projected`].
+    pub fn groups_of(&self, experts: &Experts<D>, choice: &Choice<D>) -> Result<Groups<D>> {
+        self.grouped(experts, &choice.ids, choice.rows, choice.chosen)
+    }
+
+    /// One projection of the chosen experts, whose groups were made before: [slots, O], a slot for each expert of each row. `x`
+    /// has a row for each row of the choice, or, for `down`, one for each slot.
     pub fn projected(
         &self,
         experts: &Experts<D>,
         projection: Projection,
-        choice: &Choice<D>,
+        groups: &Groups<D>,
         x: &Rows<D>,
     ) -> Result<Rows<D>> {
-        let groups = self.grouped(experts, &choice.ids, choice.rows, choice.chosen)?;
         let matrices = &experts.whole()[projection as usize];
         let (divisor, rows) = match projection {
-            Projection::Gate | Projection::Up => (choice.chosen, choice.rows),
-            Projection::Down => (1, choice.rows * choice.chosen),
+            Projection::Gate | Projection::Up => (groups.slots / groups.rows.max(1), groups.rows),
+            Projection::Down => (1, groups.slots),
         };
         assert_eq!(x.rows, rows, "rows of a projection");
-        let out = self.rows(choice.rows * choice.chosen, matrices.rows)?;
-        self.of_experts(&matrices.slabs, x, &out, &groups, divisor)?;
+        let out = self.rows(groups.slots, matrices.rows)?;
+        self.of_experts(&matrices.slabs, x, &out, groups, divisor, true)?;
         Ok(out)
     }
 }

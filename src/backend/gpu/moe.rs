@@ -73,12 +73,13 @@ impl<D: Driver> Experts<D> {
 }
 
 /// Slots grouped by expert, for one launch after the other.
-pub(super) struct Groups<D: Driver> {
-    pub words: Pooled<D>,
+#[derive(Debug)]
+pub struct Groups<D: Driver> {
+    pub(super) words: Pooled<D>,
     /// Experts that it has room for.
-    pub most: usize,
-    pub rows: usize,
-    pub slots: usize,
+    pub(super) most: usize,
+    pub(super) rows: usize,
+    pub(super) slots: usize,
 }
 
 /// What was chosen for some rows.
@@ -229,19 +230,19 @@ impl<D: Driver> Gpu<D> {
         match &experts.held {
             Held::Whole(matrices) => {
                 let [gates, ups, downs] = matrices.each_ref().map(|matrices| matrices.slabs.iter());
-                self.of_experts(gates, x, &gate, &groups, of_row)?;
-                self.of_experts(ups, x, &up, &groups, of_row)?;
-                self.of_experts(downs, &self.gated(&gate, &up)?, &down, &groups, of_slot)?;
+                self.of_experts(gates, x, &gate, &groups, of_row, false)?;
+                self.of_experts(ups, x, &up, &groups, of_row, true)?;
+                self.of_experts(downs, &self.gated(&gate, &up)?, &down, &groups, of_slot, true)?;
             }
             Held::Tiered(layer) => {
                 let most_slots = LAUNCH_TERMS / (x.width * experts.inner_rows()).max(1);
                 let mut pass = layer.pass(&counts(chosen.known), most_slots)?;
                 while let Some(batch) = pass.next()? {
-                    self.of_experts(pass.slabs(&batch, Projection::Gate), x, &gate, &groups, of_row)?;
-                    self.of_experts(pass.slabs(&batch, Projection::Up), x, &up, &groups, of_row)?;
+                    self.of_experts(pass.slabs(&batch, Projection::Gate), x, &gate, &groups, of_row, false)?;
+                    self.of_experts(pass.slabs(&batch, Projection::Up), x, &up, &groups, of_row, true)?;
                     // Of slots that are not filled yet nothing is read after this.
                     let gated = self.gated(&gate, &up)?;
-                    self.of_experts(pass.slabs(&batch, Projection::Down), &gated, &down, &groups, of_slot)?;
+                    self.of_experts(pass.slabs(&batch, Projection::Down), &gated, &down, &groups, of_slot, true)?;
                 }
             }
         }
@@ -276,7 +277,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// One projection of the chosen experts that stand in these slabs, into their slots of out [slots, O]; slot s reads row
-    /// s / divisor of x.
+    /// s / divisor of x. `ahead` says that nothing but x is written by the launch before.
     pub(super) fn of_experts<'s>(
         &self,
         slabs: impl IntoIterator<Item = &'s Slab<D>>,
@@ -284,6 +285,7 @@ impl<D: Driver> Gpu<D> {
         out: &Rows<D>,
         groups: &Groups<D>,
         divisor: usize,
+        ahead: bool,
     ) -> Result<()>
     where
         D: 's,
@@ -291,7 +293,7 @@ impl<D: Driver> Gpu<D> {
         for slab in slabs {
             let layout = slab.layout;
             if layout.bricks.is_some() {
-                self.stream_experts(slab, x, out, groups, divisor)?;
+                self.stream_experts(slab, x, out, groups, divisor, ahead)?;
                 continue;
             }
             let [codes, scales, places] = slab.buffers();

@@ -23,12 +23,16 @@ const WARPS: usize = 8;
 const STAGED_COLUMNS: usize = 2 * bricks::COLUMNS;
 /// Bytes of shared memory with which two groups run on a multiprocessor.
 const SHARED_BYTES: usize = 100 << 10;
+/// Bytes of x in shared memory up to which one kernel does all: with more, groups of threads have less to themselves than of ranges.
+const WHOLE_BYTES: usize = 76 << 10;
 /// Rows of x from which on they are many.
 const MANY_ROWS: usize = 17;
 
 /// The kernels of a mode, of a weight or of experts.
 struct Family {
     whole: Name,
+    /// The same for few outputs; of experts there are many.
+    narrow: Option<Name>,
     ranges: Name,
     tile: Name,
     /// bf16 terms of a value of x.
@@ -43,12 +47,17 @@ impl Family {
             (Mode::Fast, false) => (Name::Fast, Name::FastRanges, Name::FastTile),
             (Mode::Fast, true) => (Name::FastExperts, Name::FastExpertsRanges, Name::FastExpertsTile),
         };
-        Family { whole, ranges, tile, terms: if mode == Mode::Exact { 3 } else { 1 } }
+        let (narrow, terms) = match mode {
+            Mode::Exact => (Name::StreamNarrow, 3),
+            Mode::Fast => (Name::FastNarrow, 1),
+        };
+        Family { whole, narrow: (!experts).then_some(narrow), ranges, tile, terms }
     }
 
     /// Shared memory for so many columns of so many rows of x.
     fn bytes(&self, columns: usize, rows: usize) -> usize {
-        2 * self.terms * columns * rows
+        // An odd number of columns of b: kernels/cuda/stream.cuh, step_of.
+        2 * columns * (self.terms * rows | 1)
     }
 }
 
@@ -68,7 +77,7 @@ struct Plan {
 
 impl Plan {
     /// For so many rows of x, which is all that there may be for a matrix.
-    fn of(family: &Family, layout: &Layout, rows: usize, device: &impl Driver) -> Plan {
+    fn of(family: &Family, layout: &Layout, rows: usize, device: &impl Driver) -> Result<Plan> {
         let bricks = layout.bricks.expect("a matrix in bricks");
         let limit = device.limits().shared_bytes as usize;
         let plan = |name: Name, rows: u32, ranges: usize, outputs: usize, shared_bytes: usize| {
@@ -85,13 +94,19 @@ impl Plan {
             + family.bytes(STAGED_COLUMNS.min(bricks.across * bricks::COLUMNS), most as usize);
         let tile = plan(family.tile, most, 0, WARPS * warp_outputs, tile_bytes);
         if rows >= MANY_ROWS && tile_bytes <= limit && device.has(tile.kernel) {
-            return tile;
+            return Ok(tile);
         }
         let limit = limit.min(SHARED_BYTES);
         let few = family.whole.tiles()[0];
         let whole_bytes = family.bytes(bricks.across * bricks::COLUMNS, rows.min(few as usize));
-        if rows <= few as usize && whole_bytes <= limit {
-            return plan(family.whole, few, 0, warp_outputs, whole_bytes);
+        if rows <= few as usize && whole_bytes <= WHOLE_BYTES {
+            if let Some(narrow) = family.narrow {
+                let plan = plan(narrow, few, 0, bricks::ROWS, whole_bytes);
+                if plan.pieces <= device.resident(plan.kernel, whole_bytes as u32)? as usize {
+                    return Ok(plan);
+                }
+            }
+            return Ok(plan(family.whole, few, 0, warp_outputs, whole_bytes));
         }
         let of_range = bricks.across.div_ceil(SLOTS);
         let bytes = |taken: u32| family.bytes(of_range * bricks::COLUMNS, rows.min(taken as usize));
@@ -100,7 +115,7 @@ impl Plan {
         let taken = taken.clone().find(|&taken| taken as usize >= rows).or_else(|| taken.last()).unwrap_or(few);
         // Groups of eight rows have half of the outputs, for their registers' sake.
         let outputs = if family.terms == 3 && taken == 8 { WARPS * bricks::ROWS } else { WARPS * warp_outputs };
-        plan(family.ranges, taken, bricks.across.div_ceil(of_range), outputs, bytes(taken))
+        Ok(plan(family.ranges, taken, bricks.across.div_ceil(of_range), outputs, bytes(taken)))
     }
 
     /// Rows whose sums of ranges are left at a time.
@@ -122,7 +137,7 @@ impl<D: Driver> Gpu<D> {
         let most = (LAUNCH_TERMS / (layout.rows * layout.columns).max(1)).max(1);
         for part in &weight.parts {
             let outputs = part.rows.len();
-            let plan = Plan::of(&family, &Layout { rows: outputs, ..*layout }, x.rows, self.device.driver());
+            let plan = Plan::of(&family, &Layout { rows: outputs, ..*layout }, x.rows, self.device.driver())?;
             let step = most.next_multiple_of(plan.rows).min(plan.step(outputs));
             for first in (0..x.rows).step_by(step) {
                 let count = x.rows.min(first + step);
@@ -160,7 +175,7 @@ impl<D: Driver> Gpu<D> {
         Ok(out)
     }
 
-    /// One projection of the chosen experts that are in this slab: into their slots of out.
+    /// One projection of the chosen experts that are in this slab: into their slots of out. `ahead`: see `of_experts`.
     pub(super) fn stream_experts(
         &self,
         slab: &Slab<D>,
@@ -168,10 +183,11 @@ impl<D: Driver> Gpu<D> {
         out: &Rows<D>,
         groups: &Groups<D>,
         divisor: usize,
+        ahead: bool,
     ) -> Result<()> {
         let layout = &slab.layout;
         let bricks = layout.bricks.expect("experts in bricks");
-        let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, self.device.driver());
+        let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, self.device.driver())?;
         let [codes, scales, places] = slab.buffers();
         let partial = match plan.ranges {
             0 => None,
@@ -189,7 +205,8 @@ impl<D: Driver> Gpu<D> {
             groups.most,
             divisor,
             out.rows,
-            0, // which experts were chosen is written by the kernel before
+            // What says which experts were chosen may be written by the kernel before.
+            ahead.into(),
         ];
         let words = groups.words.buffer();
         let buffers = [codes, scales, x.buffer(), to, words, places];

@@ -351,7 +351,8 @@ fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
     let routed = [vec![(5, 0.5), (0, 2.0)], vec![(0, 1.0), (3, 0.25)], vec![(5, 1.5), (3, 1.0)]];
     let (choice, x) = (gpu.chosen(&routed).unwrap(), rows_of(gpu, &numbers(52, 3 * 40), 40));
     assert_eq!(gpu.read_choice(&choice).unwrap(), routed);
-    let part = |projection, x| gpu.projected(&experts, projection, &choice, x).unwrap();
+    let groups = gpu.groups_of(&experts, &choice).unwrap();
+    let part = |projection, x| gpu.projected(&experts, projection, &groups, x).unwrap();
     let gated = gpu.swiglu(&part(Projection::Gate, &x), &part(Projection::Up, &x)).unwrap();
     let down = gpu.read(&part(Projection::Down, &gated)).unwrap();
     let whole = gpu.read(&gpu.experts(&experts, &choice, &x).unwrap()).unwrap();

@@ -3,7 +3,7 @@
 use super::products::{divisor, stored_bytes};
 use super::{Amount, Bench, Work};
 use crate::backend::gpu::driver::Driver;
-use crate::backend::gpu::{Choice, Experts, Rows};
+use crate::backend::gpu::{Choice, Experts, Groups, Rows};
 use crate::backend::{Backend, ExpertSource, Routed};
 use crate::bench::kernels::{Random, name_of, numbers};
 use crate::error::{Faults, Result};
@@ -186,17 +186,19 @@ fn work<D: Driver>(
     let choices: Vec<Choice<D>> = choices.iter().map(|choice| gpu.chosen(choice)).collect::<Result<_>>()?;
     let (n, width) = if part == Part::Down { (rows * CHOSEN, layer.gate.rows) } else { (rows, layer.gate.columns) };
     let x: Rows<D> = gpu.write(&numbers(width, n), width)?;
+    let groups: Vec<Groups<D>> =
+        choices.iter().map(|choice| gpu.groups_of(experts, choice)).collect::<Result<_>>()?;
     let work = Work::new(bench.device(), name, || {
-        for choice in &choices {
+        for (choice, groups) in choices.iter().zip(&groups) {
             match part {
-                Part::Gate => gpu.projected(experts, Projection::Gate, choice, &x)?,
-                Part::Down => gpu.projected(experts, Projection::Down, choice, &x)?,
+                Part::Gate => gpu.projected(experts, Projection::Gate, groups, &x)?,
+                Part::Down => gpu.projected(experts, Projection::Down, groups, &x)?,
                 Part::Whole => gpu.experts(experts, choice, &x)?,
             };
         }
         Ok(Amount::Bytes(bytes))
     });
-    work.map(|work| work.keeping(x, choices))
+    work.map(|work| work.keeping(x, choices, groups))
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl<D: Driver> Weights<D> {
             self.matrices[..count].iter().try_for_each(|weight| bench.gpu.matmul(weight, &x).map(drop))?;
             Ok(amount)
         });
-        work.map(|work| work.keeping(x, Vec::new()))
+        work.map(|work| work.keeping(x, Vec::new(), Vec::new()))
     }
 }
 
