@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::driver::Driver;
-use crate::backend::{Mode, Backend, Device, cuda, vulkan};
+use crate::backend::{Backend, Device, Mode, cuda, vulkan};
 use crate::checkpoint::weight_files;
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -133,48 +134,93 @@ def entries(ptx: bytes) -> list[str]:
     return sorted(re.findall(r"^\.visible \.entry (\w+)\(", ptx.decode(), re.MULTILINE))
 
 
+# The compilers of this process, by their requirements: of each version one library in a process, with symbols of its own.
+COMPILERS: dict[str, Nvrtc] = {}
+
+
+def compiled(file: Path, architecture: str) -> tuple[bytes, str]:
+    """A file as machine code (sm_…) or PTX (compute_…), and what the compiler says, in whichever process this is."""
+    requirements = "requirements-cubin.txt" if architecture.startswith("sm_") else "requirements-ptx.txt"
+    if requirements not in COMPILERS:
+        COMPILERS[requirements] = Nvrtc(installed(requirements))
+    return COMPILERS[requirements].compiled(file, architecture)
+
+
 def build(into: Path, verbose: bool) -> list[tuple[str, dict[str, dict[str, dict[str, int]]]]]:
     """Makes all images; returns what each file's kernels use, by kernel and architecture."""
-    tools, older = installed("requirements-cubin.txt"), installed("requirements-ptx.txt")
-    # One library of each version in one process: each has its own symbols.
-    cubin, ptx = Nvrtc(tools), Nvrtc(older)
+    tools, _ = installed("requirements-cubin.txt"), installed("requirements-ptx.txt")
     ptxas = tools / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
     ptxas.chmod(0o755)
-    table, used = ["// Written by build.py.\n", "&[\n"], []
-    for file in sorted(HERE.glob("*.cu")):
-        name, of_file = file.stem, {}
-        oldest = TENSOR_ARCHITECTURE if name in TENSOR_FILES else PTX_ARCHITECTURE
-        architectures = [architecture for architecture in ARCHITECTURES if architecture >= oldest]
-        if name in TILE_FILES:
-            architectures = TILE_ARCHITECTURES
+    files = sorted(HERE.glob("*.cu"))
+    # Every compilation in a process of its own kind: the longest first.
+    with ProcessPoolExecutor() as pool:
+        first = sorted(files, key=lambda file: -file.stem.count("stream") - file.stem.count("tile"))
+        texts = {file: pool.submit(compiled, file, f"compute_{oldest_of(file)}") for file in first}
+        images = {
+            (file, architecture): pool.submit(compiled, file, f"sm_{architecture}")
+            for file in first
+            for architecture in architectures_of(file)
+        }
+        checks = {}
+        for file in first:
+            text, log = texts[file].result()
+            if log.strip():
+                raise Failed(f"{file.name} as PTX: {log}")
+            for architecture in [architecture for architecture in ASSEMBLED if architecture >= oldest_of(file)]:
+                what = f"{file.name}, PTX for sm_{architecture}"
+                checks[file, architecture] = pool.submit(assembled, ptxas, text, architecture, what)
+        used = [collected(into, file, texts, images, checks, verbose) for file in files]
+    write_table(into, files, texts)
+    return used
 
-        def note(architecture: str, found):
-            for kernel, resource in found.items():
-                of_file.setdefault(kernel, {})[architecture] = resource
 
-        text, log = ptx.compiled(file, f"compute_{oldest}")
-        if log.strip():
-            raise Failed(f"{file.name} as PTX: {log}")
-        kernels = entries(text)
-        if not kernels:
-            raise Failed(f"{file.name}: no kernel is declared")
-        write(into / f"compute_{oldest}" / f"{name}.ptx", text)
-        for architecture in [architecture for architecture in ASSEMBLED if architecture >= oldest]:
-            note(f"ptx {architecture}", assembled(ptxas, text, architecture, f"{file.name}, PTX for sm_{architecture}"))
-        for architecture in architectures:
-            image, log = cubin.compiled(file, f"sm_{architecture}")
-            found = resources(log, f"{file.name} for sm_{architecture}")
-            if sorted(found) != kernels:
-                raise Failed(f"{file.name} for sm_{architecture}: kernels {sorted(found)}, in the PTX {kernels}")
-            note(f"sm_{architecture}", found)
-            write(into / f"sm_{architecture}" / f"{name}.cubin", image)
-        used.append((name, of_file))
-        table.append(entry(name, kernels, architectures, oldest))
-        if verbose:
-            print(f"{file.name}: {len(kernels)} kernels", file=sys.stderr)
+def oldest_of(file: Path) -> int:
+    """The oldest architecture that a file is for."""
+    return TENSOR_ARCHITECTURE if file.stem in TENSOR_FILES else PTX_ARCHITECTURE
+
+
+def architectures_of(file: Path) -> list[int]:
+    """Those that there is machine code of a file for."""
+    if file.stem in TILE_FILES:
+        return TILE_ARCHITECTURES
+    return [architecture for architecture in ARCHITECTURES if architecture >= oldest_of(file)]
+
+
+def collected(into: Path, file: Path, texts, images, checks, verbose: bool):
+    """Writes a file's images; returns its name, and what its kernels use."""
+    name, of_file = file.stem, {}
+
+    def note(architecture: str, found):
+        for kernel, resource in found.items():
+            of_file.setdefault(kernel, {})[architecture] = resource
+
+    text, _ = texts[file].result()
+    kernels = entries(text)
+    if not kernels:
+        raise Failed(f"{file.name}: no kernel is declared")
+    write(into / f"compute_{oldest_of(file)}" / f"{name}.ptx", text)
+    for (of, architecture), check in checks.items():
+        if of == file:
+            note(f"ptx {architecture}", check.result())
+    for architecture in architectures_of(file):
+        image, log = images[file, architecture].result()
+        found = resources(log, f"{file.name} for sm_{architecture}")
+        if sorted(found) != kernels:
+            raise Failed(f"{file.name} for sm_{architecture}: kernels {sorted(found)}, in the PTX {kernels}")
+        note(f"sm_{architecture}", found)
+        write(into / f"sm_{architecture}" / f"{name}.cubin", image)
+    if verbose:
+        print(f"{file.name}: {len(kernels)} kernels", file=sys.stderr)
+    return name, of_file
+
+
+def write_table(into: Path, files: list[Path], texts):
+    """Writes the table that the program includes."""
+    table = ["// Written by build.py.\n", "&[\n"]
+    for file in files:
+        table.append(entry(file.stem, entries(texts[file].result()[0]), architectures_of(file), oldest_of(file)))
     table.append("]\n")
     write(into / "table.rs", "".join(table).encode())
-    return used
 
 
 def entry(name: str, kernels: list[str], architectures: list[int], oldest: int) -> str:

@@ -126,7 +126,9 @@ impl Name {
             Name::Stream | Name::StreamNarrow | Name::StreamExperts => Some(&[2]),
             Name::StreamRanges | Name::StreamExpertsRanges => Some(&[2, 8]),
             Name::StreamTile | Name::StreamExpertsTile => Some(&[16]),
-            Name::Fast | Name::FastNarrow | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => Some(&[8]),
+            Name::Fast | Name::FastNarrow | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => {
+                Some(&[8])
+            }
             Name::FastTile | Name::FastExpertsTile => Some(&[48]),
             _ => None,
         }

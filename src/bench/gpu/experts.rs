@@ -186,8 +186,7 @@ fn work<D: Driver>(
     let choices: Vec<Choice<D>> = choices.iter().map(|choice| gpu.chosen(choice)).collect::<Result<_>>()?;
     let (n, width) = if part == Part::Down { (rows * CHOSEN, layer.gate.rows) } else { (rows, layer.gate.columns) };
     let x: Rows<D> = gpu.write(&numbers(width, n), width)?;
-    let groups: Vec<Groups<D>> =
-        choices.iter().map(|choice| gpu.groups_of(experts, choice)).collect::<Result<_>>()?;
+    let groups: Vec<Groups<D>> = choices.iter().map(|choice| gpu.groups_of(experts, choice)).collect::<Result<_>>()?;
     let work = Work::new(bench.device(), name, || {
         for (choice, groups) in choices.iter().zip(&groups) {
             match part {

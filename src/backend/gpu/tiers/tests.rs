@@ -1,9 +1,9 @@
 //! Experts in tiers against experts that are all on the device, bit for bit: for any API.
 
 use super::*;
-use crate::backend::gpu::kernels::Kernel;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::driver::{DeviceMemory, Elapsed, Launch, Limits};
+use crate::backend::gpu::kernels::Kernel;
 use crate::backend::samples::{matrix, numbers};
 use crate::backend::{Backend, Routing};
 use crate::error::{Fault, FaultKind, Place};
@@ -155,9 +155,9 @@ fn said<D: Driver>(gpu: &Gpu<D>, formats: &'static [Format], announced: bool) ->
     bits
 }
 
-fn layouts(format: Format) -> Class {
+fn layouts(driver: &impl Driver, format: Format) -> Class {
     let (rows, columns) = SHAPE;
-    let layout = |rows, columns| Layout::new("test", "w", rows, columns, format).unwrap();
+    let layout = |rows, columns| Layout::new("test", "w", rows, columns, format).unwrap().in_bricks(driver);
     [layout(rows, columns), layout(rows, columns), layout(columns, rows)]
 }
 
@@ -180,6 +180,7 @@ pub(in crate::backend) fn same_bits<D: Driver>(open: impl Fn() -> D) {
         let gpu = Gpu::new(open(), None);
         let whole = said(&gpu, formats, true);
         assert_eq!((gpu.device_expert_counters(), gpu.expert_counters()), (None, None));
+        let layouts = |format| layouts(gpu.gpu().driver(), format);
         let bytes: u64 = formats.iter().map(|&format| shelf::class_bytes(&layouts(format))).sum();
         let largest = formats.iter().flat_map(|&format| layouts(format)).flat_map(|layout| layout.bytes());
         let largest = largest.max().unwrap();
@@ -210,7 +211,7 @@ pub(in crate::backend) fn same_bits<D: Driver>(open: impl Fn() -> D) {
 /// Batches of no more slots than a launch may have; experts that are there come first.
 pub(in crate::backend) fn batches<D: Driver>(open: impl Fn() -> D) {
     const FORMAT: &[Format] = &[Format::Int4Row];
-    let bytes = shelf::class_bytes(&layouts(FORMAT[0]));
+    let bytes = shelf::class_bytes(&layouts(&open(), FORMAT[0]));
     let tiers = Arc::new(Tiers::new(Device::new(open(), None), options(4 * bytes)));
     let layer = tiers.add_layer(&Made(1, FORMAT)).unwrap();
     let sizes = |wanted: &[(usize, usize)], most_slots: usize| {
@@ -238,7 +239,7 @@ pub(in crate::backend) fn batches<D: Driver>(open: impl Fn() -> D) {
 /// Too little memory: told with sizes, or made do with.
 pub(in crate::backend) fn too_little<D: Driver>(open: impl Fn() -> D) {
     const FORMAT: &[Format] = &[Format::Int8Row];
-    let class = layouts(FORMAT[0]);
+    let class = layouts(&open(), FORMAT[0]);
     let bytes = shelf::class_bytes(&class);
     let begin = |driver, options| {
         let tiers = Arc::new(Tiers::new(Device::new(driver, None), options));
