@@ -4,12 +4,14 @@
 //! and gives its text away piece by piece ([`Watch`]), each as soon as it is certain. Drafts, batches and threads change
 //! no token: [`crate::model::drafting`].
 
+mod opened;
+
 use std::path::Path;
 use std::time::Instant;
 
-use crate::backend::reference::{Reference as Plain, spare_rows};
-use crate::backend::{Backend, Device, cuda, vulkan};
-use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
+use crate::backend::reference::Reference as Plain;
+use crate::backend::{Backend, Device};
+use crate::config::{CONFIG_FILE, Config, stop_ids};
 use crate::container::manifest::Manifest;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
@@ -17,15 +19,15 @@ use crate::model::chat::{ChatTemplate, Message};
 use crate::model::detokenize::Detokenizer;
 use crate::model::drafting::Decoding;
 use crate::model::ending::{StopReason, repetition};
-use crate::model::memory::Needs;
 use crate::model::sampler::Sampler;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{CHUNK_ROWS, Model, check_memory, memory, plain_bytes};
+use crate::model::Model;
 use crate::report::{Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, GpuRun, Severity};
 use crate::score::encode::{PrefixChoice, prefix, prefixed};
 use crate::score::identity::sha256_of;
 use crate::threads;
 use crate::weights::{Model as Stored, Weights};
+use opened::Opened;
 
 /// Most tokens of a text where nobody says how many; fewer where the model's context ends before.
 pub const DEFAULT_MAX_TOKENS: usize = 256;
@@ -68,6 +70,8 @@ pub struct Options {
     pub stop_at_repetition: bool,
     /// Where to compute.
     pub device: Device,
+    /// Devices that were left out of it, with the reason.
+    pub unused: Vec<(String, String)>,
     /// Threads; 0 for one per core.
     pub threads: usize,
     /// Memory for the model, in bytes; by default what is available.
@@ -126,28 +130,7 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
         return Err(Fault::new(Place::file(path), FaultKind::NoMtpHead).into());
     }
     let positions = (ids.len() + max_tokens) as u64;
-    let too_large = |fault| too_large(fault, positions);
-    let cpu = match options.device {
-        Device::Reference => {
-            check_memory(path, needed_bytes(config, positions), options.memory).map_err(too_large)?;
-            None
-        }
-        Device::Cpu => Some(memory::cpu(path, config, positions, options.memory).map_err(too_large)?),
-        Device::Cuda(_) | Device::Vulkan(_) => None,
-    };
-    let needs = || [Needs::of(path, config, memory::gpu_positions(positions), CHUNK_ROWS as u64)];
-    let (mut cuda, mut vulkan) = (None, None);
-    match options.device {
-        Device::Cuda(number) => {
-            let gpu = cuda.insert(cuda::backend(number, None)?);
-            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
-        }
-        Device::Vulkan(number) => {
-            let gpu = vulkan.insert(vulkan::backend(number, None)?);
-            memory::fits_gpu(&needs(), gpu.gpu(), options.memory).map_err(too_large)?;
-        }
-        Device::Reference | Device::Cpu => {}
-    }
+    let opened = Opened::open(path, config, positions, options).map_err(|fault| too_large(fault, positions))?;
     let stop_ids = match options.stop_at_ids {
         true => stop_ids(path, config)?,
         false => Vec::new(),
@@ -159,14 +142,17 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
     let pool = threads::pool(options.threads, path)?;
     let run =
         Run { path, options, weights, tokenizer: &tokenizer, prompt: &ids, stop_ids: &stop_ids, max_tokens, watch };
-    let said = pool.install(|| match (&cpu, &cuda, &vulkan) {
-        (Some(cpu), _, _) => run.on(cpu, started),
-        (_, Some(gpu), _) => run.on(gpu, started),
-        (_, _, Some(gpu)) => run.on(gpu, started),
-        _ => run.on(&Plain::default(), started),
+    let said = pool.install(|| match &opened {
+        Opened::Reference => run.on(&Plain::default(), started),
+        Opened::Cpu(cpu) => run.on(cpu, started),
+        Opened::Cuda(gpu) => run.on(gpu, started),
+        Opened::Vulkan(gpu) => run.on(gpu, started),
+        Opened::ManyCuda(many) => run.on(many, started),
+        Opened::ManyVulkan(many) => run.on(many, started),
     })?;
     let mut report = run.report(said, stored.kind().name(), prompt, started);
     let mut warnings = stored.findings();
+    warnings.extend(Finding::of_unused(path, &options.unused));
     if options.stop_at_ids && stop_ids.is_empty() {
         let endless = Fault::new(Place::file(path.join(CONFIG_FILE)), FaultKind::NoStopIds);
         let endless = Finding::new(Severity::Warning, &endless);
@@ -240,16 +226,6 @@ fn too_large(fault: Fault, tokens: u64) -> Fault {
 fn has_head(weights: &dyn Weights) -> bool {
     let layer = weights.config().mtp_layer();
     layer.is_some_and(|layer| weights.contains(&format!("model.layers.{layer}.eh_proj.weight")))
-}
-
-/// The memory that a run on the plain backend needs, in bytes, small things apart: the weights, and what is kept of each
-/// position.
-fn needed_bytes(config: &Config, positions: u64) -> u64 {
-    let layers = config.num_hidden_layers + config.num_nextn_predict_layers;
-    let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
-    let values = layers * (config.kv_lora_rank + config.qk_rope_head_dim) + indexers * config.index_head_dim;
-    let kept = positions.saturating_add(spare_rows(positions));
-    plain_bytes(config).saturating_add(kept.saturating_mul(4 * values))
 }
 
 /// A run that can start.

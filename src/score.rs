@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::backend::Device;
+use crate::backend::gpu::placement::Placement;
 use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -99,6 +100,8 @@ pub struct Options {
     pub finish: bool,
     /// Where to compute; by default on the CPU.
     pub device: Option<Device>,
+    /// Devices that were left out of it, with the reason.
+    pub unused: Vec<(String, String)>,
     /// Threads; 0 for one per core.
     pub threads: usize,
     /// Memory for the models, in bytes; by default what is available.
@@ -122,6 +125,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let model = Stored::open(path)?;
     let config = model.weights().config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
+    let mut placement = Placement::single();
     let plan = match (options.finish, options.device()) {
         (true, _) => None,
         (false, Device::Reference) => {
@@ -138,7 +142,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
                 std::iter::once(path).chain(baseline).map(|path| (path, &config)).collect();
             match device {
                 device if device.is_gpu() => {
-                    memory::check_gpu(&models, longest, options.memory, device)?;
+                    placement = memory::check_gpu(&models, longest, options.memory, device)?;
                     None
                 }
                 _ => Some(memory::plan(&models, longest, options.memory)?),
@@ -168,6 +172,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         encoder: Encoder { tokenizer: &tokenizer, prefix: &prefix, vocab_size, max_tokens },
         store: out.is_some(),
         plan,
+        placement,
         watch,
     };
     // A baseline that is refused leaves no results behind.
@@ -200,6 +205,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     report.tokens_per_second = (run.tokens > 0).then(|| run.tokens as f64 / run.scoring_seconds.max(1e-9));
     report.peak_anonymous_bytes = run.peak_anonymous_bytes;
     report.warnings = model.findings();
+    report.warnings.extend(Finding::of_unused(path, &options.unused));
     if let Some(same) = baseline.as_ref().filter(|baseline| baseline.model_sha256 == identity.model_sha256) {
         let kind = FaultKind::BaselineSameModel { hash: same.model_sha256.clone() };
         report.warnings.push(Finding::new(Severity::Warning, &Fault::new(Place::file(&same.path), kind)));
@@ -273,6 +279,8 @@ struct Job<'a> {
     store: bool,
     /// Of a run on the CPU.
     plan: Option<memory::Plan>,
+    /// Of several GPUs, which layers go on which.
+    placement: Placement,
     watch: &'a dyn Watch,
 }
 

@@ -8,20 +8,24 @@ mod device;
 pub mod images;
 #[cfg(test)]
 mod on_gpu;
+mod peers;
 mod stream;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 use std::sync::Arc;
 
-pub use device::{Description, list, memory};
+pub use device::{Description, list, memory, peers};
 pub use stream::Buffer;
 
 use self::images::Prefer;
 use self::stream::Stream;
+use crate::backend::Several;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
-use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits};
+use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits, Route};
+use crate::backend::gpu::many::{self, Many};
+use crate::backend::gpu::placement::Placement;
 use crate::error::Result;
 
 /// The backend's name in options and reports.
@@ -55,6 +59,16 @@ impl Cuda {
 /// A backend on the GPU of that number, with a fault on purpose.
 pub fn backend(ordinal: usize, injection: Option<Injection>) -> Result<Gpu<Cuda>> {
     Ok(Gpu::new(Cuda::open(ordinal)?, injection))
+}
+
+/// Several GPUs, whose launches are counted together, with a fault on purpose on one of them.
+pub fn gpus(several: &Several, injection: Option<Injection>) -> Result<Vec<Gpu<Cuda>>> {
+    many::open(several.numbers(), injection, Cuda::open)
+}
+
+/// A backend on several GPUs, with the place of each layer and a fault on purpose.
+pub fn many(several: &Several, placement: &Placement, injection: Option<Injection>) -> Result<Many<Cuda>> {
+    Many::new(gpus(several, injection)?, placement.clone())
 }
 
 impl Driver for Cuda {
@@ -91,6 +105,14 @@ impl Driver for Cuda {
 
     fn read(&self, from: &Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.0.read(from, offset, bytes)
+    }
+
+    fn meet(&self, other: &Cuda) -> Result<Route> {
+        self.0.meet(&other.0)
+    }
+
+    fn copy_from(&self, to: &Buffer, other: &Cuda, from: &Buffer, bytes: u64) -> Result<()> {
+        self.0.copy_from(to, &other.0, from, bytes)
     }
 
     fn launch(&self, launch: &Launch<'_, Buffer>) -> Result<()> {

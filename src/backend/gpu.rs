@@ -9,8 +9,12 @@ pub mod device;
 pub mod driver;
 pub mod kernels;
 mod lists;
+pub mod many;
 mod moe;
+pub mod placement;
 mod rows;
+#[cfg(test)]
+pub(in crate::backend) mod splits;
 #[cfg(test)]
 pub(in crate::backend) mod tests;
 mod weight;
@@ -19,7 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, OnDevice, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
 };
 use crate::error::{Faults, Result};
 use crate::weights::Matrix;
@@ -68,6 +72,12 @@ impl<D: Driver> Gpu<D> {
     /// On a device, with a fault on purpose.
     pub fn new(driver: D, injection: Option<Injection>) -> Gpu<D> {
         Gpu { device: Device::new(driver, injection), tally: Tally::default(), made: lists::Made::default() }
+    }
+
+    /// On a device beside others that compute the same model: launches are counted together.
+    pub fn beside(driver: D, others: &Gpu<D>) -> Gpu<D> {
+        let device = Device::beside(driver, &others.device);
+        Gpu { device, tally: Tally::default(), made: lists::Made::default() }
     }
 
     /// The device.
@@ -190,7 +200,14 @@ impl<D: Driver> Backend for Gpu<D> {
     }
 
     fn counters(&self) -> Counters {
-        self.tally.counters()
+        let counters = self.tally.counters();
+        let on_device = OnDevice {
+            device: self.device(),
+            dispatches: counters.total().dispatches,
+            copied_bytes: 0,
+            allocated_bytes: self.device.allocated(),
+        };
+        Counters(counters.0, vec![on_device])
     }
 
     fn arm(&self) {

@@ -20,9 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::backend::Several;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits};
+use crate::backend::gpu::many::{self, Many};
+use crate::backend::gpu::placement::Placement;
 use crate::error::{Fault, Result};
 pub use adapter::{Adapter, Kind, Missing};
 use api::Api;
@@ -44,8 +47,22 @@ pub fn validate() {
 
 /// A backend on the device of that number, with a fault on purpose.
 pub fn backend(ordinal: usize, injection: Option<Injection>) -> Result<Gpu<Vulkan>> {
+    Ok(Gpu::new(opened(ordinal)?, injection))
+}
+
+fn opened(ordinal: usize) -> Result<Vulkan> {
     let validation = VALIDATION.load(Ordering::Relaxed);
-    Ok(Gpu::new(Vulkan::open(Options { ordinal, validation, ..Options::default() })?, injection))
+    Vulkan::open(Options { ordinal, validation, ..Options::default() })
+}
+
+/// Several GPUs, whose launches are counted together, with a fault on purpose on one of them.
+pub fn gpus(several: &Several, injection: Option<Injection>) -> Result<Vec<Gpu<Vulkan>>> {
+    many::open(several.numbers(), injection, opened)
+}
+
+/// A backend on several GPUs, with the place of each layer and a fault on purpose.
+pub fn many(several: &Several, placement: &Placement, injection: Option<Injection>) -> Result<Many<Vulkan>> {
+    Many::new(gpus(several, injection)?, placement.clone())
 }
 
 /// How a device is opened.

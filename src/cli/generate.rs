@@ -91,6 +91,7 @@ impl Arguments {
             stop_at_ids: !self.ignore_stop_ids,
             stop_at_repetition: !self.keep_repeating,
             device,
+            unused: self.running.unused()?,
             threads: self.running.threads,
             memory: self.running.memory,
         })

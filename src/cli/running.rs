@@ -3,13 +3,14 @@
 use clap::{ArgAction, Args};
 
 use super::{not_available, size};
-use crate::backend::Device;
+use crate::backend::{Api, Device, Present};
 use crate::error::{Fault, FaultKind, Place, Result};
 
 /// Flags of `generate`, `score` and `verify` alike.
 #[derive(Debug, Args)]
 pub(super) struct Running {
-    /// Where to compute: reference, cpu, cuda[:N] or vulkan[:N] [default: cpu]
+    /// Where to compute: reference, cpu, cuda[:N[,N…]|:all] or vulkan[:N[,N…]|:all]; several numbers are one model on several
+    /// GPUs [default: cpu]
     #[arg(long, value_name = "D", action = ArgAction::Set, num_args = 1)]
     device: Vec<String>,
     /// How sums are formed
@@ -31,7 +32,13 @@ impl Running {
 
     /// The devices that are asked for, in order; none where nobody asks.
     pub(super) fn devices(&self) -> Result<Vec<Device>> {
-        self.device.iter().map(|text| Device::parse("--device", text)).collect()
+        self.device.iter().map(|text| device(text).map(|(device, _)| device)).collect()
+    }
+
+    /// The devices that `all` leaves out, with the reason.
+    pub(super) fn unused(&self) -> Result<Vec<(String, String)>> {
+        let unused: Vec<_> = self.device.iter().map(|text| Ok(device(text)?.1)).collect::<Result<_>>()?;
+        Ok(unused.concat())
     }
 
     /// Refuses a mode that does not exist.
@@ -43,5 +50,13 @@ impl Running {
                 Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: other.to_owned() }))
             }
         }
+    }
+}
+
+/// A device, and what is left out of it.
+fn device(text: &str) -> Result<(Device, Vec<(String, String)>)> {
+    match text.split_once(':').map(|(api, number)| (api.parse::<Api>(), number)) {
+        Some((Ok(api), "all")) => Present::all_of(api),
+        _ => Ok((Device::parse("--device", text)?, Vec::new())),
     }
 }

@@ -95,6 +95,7 @@ impl Arguments {
             part: self.part,
             finish: self.finish,
             device,
+            unused: self.running.unused()?,
             threads: self.running.threads,
             memory: self.running.memory,
         })

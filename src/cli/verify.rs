@@ -33,7 +33,8 @@ enum LevelArgument {
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 #[command(mut_arg("device", |arg| {
-    let help = "Where to compute: reference, cpu, cuda[:N] or vulkan[:N]; may be given several times [default: cpu]";
+    let help = "Where to compute: reference, cpu, cuda[:N[,N…]|:all] or vulkan[:N[,N…]|:all]; several numbers are one model on \
+                several GPUs; may be given several times, each is a run of its own [default: cpu]";
     arg.action(ArgAction::Append).help(help)
 }))]
 pub(crate) struct Arguments {
@@ -78,7 +79,8 @@ impl Arguments {
         self.running.check_mode()?;
         let injection = self.injection()?;
         let present = if self.all_devices { Present::find() } else { Present::default() };
-        let unused = present.unused.iter().map(|(device, fault)| (device.clone(), fault.to_string())).collect();
+        let mut unused = self.running.unused()?;
+        unused.extend(present.unused.iter().map(|(device, fault)| (device.clone(), fault.to_string())));
         Ok(TokenOptions {
             references: self.reference.clone(),
             devices: if self.all_devices { present.devices } else { self.running.devices()? },

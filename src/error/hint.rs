@@ -400,6 +400,9 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
             "the GPU is too small for it: use --device cpu, which reads routed experts from the disk".into()
         }
         K::GpuMemory { .. } => "end what else uses the GPU, or use --device cpu".into(),
+        K::GpusMemory { .. } => {
+            "name more GPUs, end what else uses them, or use --device cpu, which reads routed experts from the disk".into()
+        }
         K::DeviceUnused { .. } => "`coliconv devices` says what can be done about it".into(),
         K::GpuMemoryLimit { .. } => "give more with --memory".into(),
         K::GpuFaultUnnoticed { .. } => "choose another launch: --inject-fault numbers:1 is noticed".into(),

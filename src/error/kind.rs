@@ -750,6 +750,11 @@ pub enum FaultKind {
     GpuMemoryLimit { device: String, purpose: String, wanted: u64, allowed: u64 },
     #[error("{}: no memory for {purpose}: {wanted} bytes are wanted, {free} of {total} are free", escaped(device))]
     GpuMemory { device: String, purpose: String, wanted: u64, free: u64, total: u64 },
+    #[error(
+        "no memory for the model: {wanted} bytes are wanted, and {layer}, {bytes} bytes, finds no place: {}",
+        escaped_message(devices)
+    )]
+    GpusMemory { layer: String, bytes: u64, wanted: u64, devices: String },
     #[error("{api} cannot be used: {}", escaped_message(reason))]
     GpuApi { api: &'static str, reason: String },
     #[error("{} cannot be used: {what}: expected at least {expected}, found {found}", escaped(device))]

@@ -3,6 +3,8 @@
 //! Weights stay in memory as they are stored (halves as f32), but routed experts need not: they are read on demand, within
 //! what the rest leaves of the memory. Everything is known from config.json and headers, before any weight is read.
 
+mod gpus;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,7 @@ use super::CHUNK_ROWS;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::Device;
 use crate::backend::gpu::driver::{DeviceMemory, Driver};
+use crate::backend::gpu::placement::Placement;
 use crate::backend::reference::spare_rows;
 use crate::backend::{self, cuda, vulkan};
 use crate::checkpoint::{SCALE_SUFFIX, weight_files};
@@ -21,6 +24,8 @@ use crate::io::{SourceFile, available_bytes};
 use crate::isa::Isa;
 use crate::roles::Census;
 use crate::tensor::Dtype;
+
+pub use gpus::places;
 
 /// Experts that must fit at least: one is computed with while the next is read.
 const LEAST_EXPERTS: u64 = 2;
@@ -48,6 +53,12 @@ pub struct Needs {
     staging: u64,
     /// Of `working`, what depends on texts.
     of_texts: u64,
+    /// Of that, what each layer keeps of positions, MTP layers after the others.
+    kept: Vec<u64>,
+    /// Of all weights, those of the embedding, of each layer, and of what comes after.
+    embedding: u64,
+    of_layers: Vec<u64>,
+    head: u64,
 }
 
 /// Codes and scales of an expert in memory, and what of it is not used as it is stored.
@@ -82,6 +93,10 @@ impl Needs {
             experts_at_least: 0,
             staging: 0,
             of_texts: working_bytes(config, positions, rows),
+            kept: kept_bytes(config, positions),
+            embedding: 0,
+            of_layers: vec![0; kept_bytes(config, positions).len()],
+            head: 0,
         };
         let mut experts: BTreeMap<(u64, u64), OfExpert> = BTreeMap::new();
         for name in weight_files(directory).unwrap_or_default() {
@@ -94,6 +109,9 @@ impl Needs {
         let slot = |expert: &OfExpert| slot_bytes(expert.codes, expert.scales);
         needs.staging = experts.values().map(|expert| staging_bytes(expert.staged)).max().unwrap_or(0);
         needs.experts = experts.values().map(slot).fold(0, u64::saturating_add);
+        for (&(layer, _), expert) in &experts {
+            needs.count(Some(layer), false, slot(expert));
+        }
         let largest = experts.values().map(slot).max().unwrap_or(0);
         needs.experts_at_least = needs.experts.min(LEAST_EXPERTS.saturating_mul(largest)) + needs.staging;
         needs
@@ -103,7 +121,18 @@ impl Needs {
     pub fn with_rows(&self, config: &Config, positions: u64, rows: u64) -> Needs {
         let of_texts = working_bytes(config, positions, rows);
         let working = (self.working - self.of_texts).saturating_add(of_texts);
-        Needs { working, of_texts, ..self.clone() }
+        Needs { working, of_texts, kept: kept_bytes(config, positions), ..self.clone() }
+    }
+
+    /// Adds bytes to those of a layer, of the embedding, or of what comes after.
+    fn count(&mut self, layer: Option<u64>, embedding: bool, bytes: u64) {
+        let of_layer = layer.and_then(|layer| self.of_layers.get_mut(usize::try_from(layer).ok()?));
+        let sum = match of_layer {
+            Some(of_layer) => of_layer,
+            None if embedding => &mut self.embedding,
+            None => &mut self.head,
+        };
+        *sum = sum.saturating_add(bytes);
     }
 
     fn add(&mut self, tensor: &StoredTensor, census: &Census, experts: &mut BTreeMap<(u64, u64), OfExpert>) {
@@ -116,9 +145,11 @@ impl Needs {
             _ => tensor.bytes,
         };
         self.working = self.working.saturating_add(TENSOR_BYTES);
+        let layer = role.and_then(|role| role.layer);
         let expert = role.and_then(|role| role.layer.zip(role.expert));
         let Some((layer, (expert, _))) = expert else {
             self.dense = self.dense.saturating_add(in_memory);
+            self.count(layer, name.starts_with("model.embed_tokens."), in_memory);
             return;
         };
         let of_expert = experts.entry((layer, expert)).or_default();
@@ -155,7 +186,7 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
     let kv = config.kv_lora_rank + config.qk_rope_head_dim;
     let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
     let of_position = (config.num_hidden_layers + 2) * kv + indexers * config.index_head_dim;
-    let kept = positions.saturating_add(spare_rows(positions));
+    let kept = kept_rows(positions);
     let of_head =
         (config.qk_head_dim() + config.v_head_dim) * config.kv_lora_rank * rayon::current_num_threads() as u64;
     // Queries of cached rows and what they find there, of some heads at a time.
@@ -165,6 +196,22 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
         .into_iter()
         .fold(0, u64::saturating_add)
         .saturating_mul(4)
+}
+
+/// Rows that caches have room for when they have come to so many positions.
+fn kept_rows(positions: u64) -> u64 {
+    positions.saturating_add(spare_rows(positions))
+}
+
+/// What each layer keeps of positions: the part of [`working_bytes`] that is of one layer, MTP layers after the others.
+fn kept_bytes(config: &Config, positions: u64) -> Vec<u64> {
+    let kv = config.kv_lora_rank + config.qk_rope_head_dim;
+    let of_layer = |layer: u64| {
+        let indexer = config.indexer_types.get(layer as usize) == Some(&IndexerType::Full);
+        let width = kv + if indexer { config.index_head_dim } else { 0 };
+        kept_rows(positions).saturating_mul(4 * width)
+    };
+    (0..config.num_hidden_layers + config.num_nextn_predict_layers.min(1)).map(of_layer).collect()
 }
 
 /// How models that are held at the same time read their routed experts within `memory` bytes, by default within what is
@@ -220,13 +267,16 @@ pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, memory: Option<u64
     }
 }
 
-/// The same on the device that models would run on: a GPU is opened to ask, other devices have limits of their own.
-pub fn fits_device(device: backend::Device, models: &dyn Fn() -> Vec<Needs>, memory: Option<u64>) -> Result<()> {
+/// The same on the device that models would run on: a GPU is opened to ask, other devices have limits of their own. Tells
+/// where the layers go.
+pub fn fits_device(device: backend::Device, models: &dyn Fn() -> Vec<Needs>, memory: Option<u64>) -> Result<Placement> {
     match device {
-        backend::Device::Reference | backend::Device::Cpu => Ok(()),
-        backend::Device::Cuda(number) => fits_gpu(&models(), cuda::backend(number, None)?.gpu(), memory),
-        backend::Device::Vulkan(number) => fits_gpu(&models(), vulkan::backend(number, None)?.gpu(), memory),
+        backend::Device::Reference | backend::Device::Cpu => {}
+        backend::Device::Cuda(number) => fits_gpu(&models(), cuda::backend(number, None)?.gpu(), memory)?,
+        backend::Device::Vulkan(number) => fits_gpu(&models(), vulkan::backend(number, None)?.gpu(), memory)?,
+        backend::Device::Several(several) => return gpus::fits(&models(), &several, memory),
     }
+    Ok(Placement::single())
 }
 
 #[cfg(test)]
@@ -243,6 +293,10 @@ mod tests {
             experts_at_least,
             staging: 10,
             of_texts: 0,
+            kept: Vec::new(),
+            embedding: 0,
+            of_layers: Vec::new(),
+            head: 0,
         }
     }
 

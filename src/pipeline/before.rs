@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::Settings;
 use super::state::State;
-use crate::backend::{Device, cuda, vulkan};
+use crate::backend::{Api, Device, cuda, vulkan};
 use crate::container::manifest::{CARD_FILE, MANIFEST_FILE};
 use crate::convert::{Job, check_room};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -75,6 +75,10 @@ fn open(device: Device) -> Result<()> {
         Device::Reference | Device::Cpu => Ok(()),
         Device::Cuda(number) => cuda::backend(number, None).map(drop),
         Device::Vulkan(number) => vulkan::backend(number, None).map(drop),
+        Device::Several(several) => match several.api() {
+            Api::Cuda => cuda::gpus(&several, None).map(drop),
+            Api::Vulkan => vulkan::gpus(&several, None).map(drop),
+        },
     }
 }
 

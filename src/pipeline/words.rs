@@ -80,6 +80,7 @@ fn own_hint(finding: &Finding) -> Option<&'static str> {
         "gpu-library" | "gpu-symbol" | "gpu-ordinal" | "gpu-api" | "gpu-lacks" | "gpu-too-old" => {
             "leave it out of `verify.devices`, or make it usable: `coliconv devices` says what there is, and what it lacks"
         }
+        "gpus-memory" => "name more GPUs in `verify.devices`, or end what else uses them",
         "gpu-memory" => "leave the GPU out of `verify.devices`, end what else uses it, or give a larger `memory`",
         "base-model-unknown" => "set `publish.policy.card.base_model` to ORG/NAME of the source",
         "reference-of-itself" => {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::backend::Device;
+use crate::backend::gpu::placement::Placement;
 use crate::config::Config;
 use crate::error::Result;
 use crate::experts;
@@ -45,8 +46,13 @@ pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64
     Ok(plan)
 }
 
-/// Refuses models that a GPU has no room for.
-pub(super) fn check_gpu(models: &[(&Path, &Config)], longest: u64, memory: Option<u64>, device: Device) -> Result<()> {
+/// Refuses models that a GPU, or several, has no room for; tells which layers go on which.
+pub(super) fn check_gpu(
+    models: &[(&Path, &Config)],
+    longest: u64,
+    memory: Option<u64>,
+    device: Device,
+) -> Result<Placement> {
     let rows = limits::BATCH_ROWS;
     let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
     let needs = || models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();

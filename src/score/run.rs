@@ -8,7 +8,7 @@ use super::row::{Baseline, Scorer};
 use super::{Compared, Job, Source, is_done, probes};
 use crate::backend::cpu::Cpu;
 use crate::backend::reference::Reference as Plain;
-use crate::backend::{Backend, Counters, Device, Mode, Operation};
+use crate::backend::{Api, Backend, Counters, Device, Mode, Operation};
 use crate::backend::{cuda, vulkan};
 use crate::config::stop_ids;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -43,6 +43,7 @@ pub(super) fn backend(device: Device) -> (&'static str, &'static str) {
         Device::Cpu => of(&Cpu::default()),
         Device::Cuda(_) => (cuda::NAME, Mode::Exact.into()),
         Device::Vulkan(_) => (vulkan::NAME, Mode::Exact.into()),
+        Device::Several(several) => (several.api().into(), Mode::Exact.into()),
     }
 }
 
@@ -64,6 +65,16 @@ impl Job<'_> {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
             Device::Cuda(number) => self.compute_on(&cuda::backend(number, None)?, model, baseline, probe, results),
             Device::Vulkan(number) => self.compute_on(&vulkan::backend(number, None)?, model, baseline, probe, results),
+            Device::Several(several) => match several.api() {
+                Api::Cuda => {
+                    let many = cuda::many(&several, &self.placement, None)?;
+                    self.compute_on(&many, model, baseline, probe, results)
+                }
+                Api::Vulkan => {
+                    let many = vulkan::many(&several, &self.placement, None)?;
+                    self.compute_on(&many, model, baseline, probe, results)
+                }
+            },
             Device::Cpu => {
                 let cpu = self.plan.map_or_else(Cpu::default, |plan| Cpu::with_experts(Isa::detect(), plan.experts));
                 self.compute_on(&cpu, model, baseline, probe, results)

@@ -14,8 +14,10 @@ use super::Stage;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::{Device as Gpu, Injection};
 use crate::backend::gpu::driver::Driver;
+use crate::backend::gpu::many::Many;
+use crate::backend::gpu::placement::Placement;
 use crate::backend::reference::Reference as Plain;
-use crate::backend::{Backend, Device};
+use crate::backend::{Api, Backend, Device};
 use crate::backend::{cuda, vulkan};
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
@@ -260,7 +262,29 @@ impl Work<'_> {
                 self.injected(gpu.gpu(), &mut ran);
                 Ok(ran)
             }
+            Device::Several(several) => match several.api() {
+                Api::Cuda => self.on_many(&|injection| cuda::many(&several, self.placement(), injection), progress),
+                Api::Vulkan => self.on_many(&|injection| vulkan::many(&several, self.placement(), injection), progress),
+            },
         }
+    }
+
+    fn on_many<D: Driver>(
+        &self,
+        open: &dyn Fn(Option<Injection>) -> Result<Many<D>>,
+        progress: &dyn Progress,
+    ) -> Result<Result<Ran, Outcome>, Faults> {
+        let many = open(self.options.injection)?;
+        let mut ran = self.with(&many, &|| open(None), progress)?;
+        self.injected(many.gpus()[0].gpu(), &mut ran);
+        Ok(ran)
+    }
+
+    /// Which layers go on which of several GPUs.
+    fn placement(&self) -> &Placement {
+        let (_, placement) =
+            self.prepared.placements.iter().find(|(of, _)| *of == self.device).expect("every device was prepared");
+        placement
     }
 
     /// On a backend, the source on another one; where the model does not load, what the level found is that.

@@ -1,11 +1,13 @@
 // The functions of NVIDIA's driver that coliconv calls, on the CPU: for tests where there is no GPU.
 //
 // What is asked of a stream is done when somebody waits for it and no sooner, so that a caller who changes what is still to be
-// copied is found out. Every buffer ends at a page that nobody may touch; new memory holds 0xff. By the environment:
+// copied is found out; streams know of each other only what events tell. Every buffer ends at a page that nobody may touch, and
+// memory of one GPU cannot be touched by kernels of another; new memory holds 0xff. By the environment:
 //
 //     EMULATED_CUDA_DEVICES=1             how many GPUs there are
 //     EMULATED_CUDA_CAPABILITY=90         their compute capability
-//     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each
+//     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each; with commas of one after the other, the last of all others
+//     EMULATED_CUDA_PEERS=1               whether GPUs see each other's memory
 //     EMULATED_CUDA_FAIL=NAME=CODE@N,…    the N-th call of a function gives that code
 //     EMULATED_CUDA_ORDER=backwards       threads of a block take turns from the last to the first
 //     EMULATED_CUDA_LOG=FILE              a line for each kernel that was run
@@ -18,6 +20,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -53,8 +56,10 @@ enum Code : unsigned {
     InvalidDevice = 101,
     InvalidImage = 200,
     InvalidContext = 201,
+    PeerAccessUnsupported = 217,
     InvalidHandle = 400,
     NotFound = 500,
+    PeerAccessAlreadyEnabled = 704,
     IllegalAddress = 700,
     LaunchOutOfResources = 701,
     LaunchFailed = 719,
@@ -71,44 +76,66 @@ const std::map<unsigned, const char*> NAMES = {
     {200, "CUDA_ERROR_INVALID_IMAGE"},
     {201, "CUDA_ERROR_INVALID_CONTEXT"},
     {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+    {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
     {218, "CUDA_ERROR_INVALID_PTX"},
     {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
     {400, "CUDA_ERROR_INVALID_HANDLE"},
     {500, "CUDA_ERROR_NOT_FOUND"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
+    {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
     {719, "CUDA_ERROR_LAUNCH_FAILED"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
     {999, "CUDA_ERROR_UNKNOWN"},
 };
 
+struct Device {
+    int contexts = 0;
+    std::set<Device*> peers;
+};
+
 struct Memory {
     size_t bytes;
     void* mapped;
     size_t mapped_bytes;
+    Device* device;
+};
+
+struct Stream;
+
+// Something to do, or another stream to wait for.
+struct Task {
+    std::function<void()> work;
+    std::set<Device*> touched;
+    std::shared_ptr<Stream> after;
+    size_t until = 0;
+};
+
+struct Stream {
+    Device* device;
+    std::deque<Task> tasks;      // not done yet
+    size_t done = 0, asked = 0;  // of all that ever were
 };
 
 struct Event {
-    size_t recorded = 0;  // how many tasks of the stream come before
+    Device* device;
+    std::shared_ptr<Stream> stream;  // where it was recorded
+    size_t recorded = 0;             // how many tasks of the stream come before
 };
 
 struct Module {
     bool ptx;
 };
 
-struct Device {
-    int contexts = 0;
-};
-
 std::recursive_mutex everything;
 bool initialized;
 std::map<uintptr_t, Memory> memory;
-std::set<void*> host_memory, streams;
+std::set<void*> host_memory;
+std::map<void*, std::shared_ptr<Stream>> streams;
 std::set<Event*> events;
 std::set<Module*> modules;
-std::deque<std::function<void()>> tasks;  // not done yet
-size_t tasks_done, tasks_asked;           // of all that ever were
+std::set<Device*> touchable;  // whose memory can be touched now
 unsigned broken;  // an error that stays
 Device devices[16];
 thread_local Device* entered;
@@ -143,38 +170,71 @@ unsigned failing(const char* function) {
     if (!entered || entered->contexts == 0) return InvalidContext; \
     if (broken) return broken;
 
-// Does what was asked for, up to a task.
-unsigned work(size_t until) {
-    while (tasks_done < until && !broken) {
-        const auto task = std::move(tasks.front());
-        tasks.pop_front();
-        tasks_done++;
-        task();
+// Lets memory of some devices be touched and no other.
+void let_touch(const std::set<Device*>& wanted) {
+    if (wanted == touchable) return;
+    const size_t page = sysconf(_SC_PAGESIZE);
+    for (const auto& one : memory) {
+        const Memory& part = one.second;
+        const bool now = touchable.count(part.device), then = wanted.count(part.device);
+        if (now != then)
+            mprotect((char*)part.mapped + page, part.mapped_bytes - 2 * page, then ? PROT_READ | PROT_WRITE : PROT_NONE);
+    }
+    touchable = wanted;
+}
+
+// Does what was asked of a stream, up to a task, and what of other streams it waits for.
+unsigned work(Stream& stream, size_t until) {
+    while (stream.done < until && !broken) {
+        const Task task = std::move(stream.tasks.front());
+        stream.tasks.pop_front();
+        stream.done++;
+        if (task.after) {
+            work(*task.after, task.until);
+        } else {
+            let_touch(task.touched);
+            task.work();
+        }
     }
     return broken;
 }
 
-void ask(std::function<void()> task) {
-    tasks.push_back(std::move(task));
-    tasks_asked++;
+void ask(Stream& stream, Task task) {
+    stream.tasks.push_back(std::move(task));
+    stream.asked++;
 }
 
-// Whether memory of the device has all these bytes.
-bool inside(uint64_t address, size_t bytes) {
+void ask(Stream& stream, std::function<void()> work) { ask(stream, Task{std::move(work), {stream.device}, nullptr, 0}); }
+
+// Whether memory of a device has all these bytes.
+bool inside(uint64_t address, size_t bytes, const Device* device) {
     auto found = memory.upper_bound(address);
     if (found == memory.begin()) return false;
     --found;
-    return address + bytes <= found->first + found->second.bytes;
+    return address + bytes <= found->first + found->second.bytes && found->second.device == device;
 }
 
-size_t used() {
+size_t used(const Device* device) {
     size_t sum = 0;
-    for (const auto& one : memory) sum += one.second.bytes;
+    for (const auto& one : memory)
+        if (one.second.device == device) sum += one.second.bytes;
     return sum;
 }
 
+// The stream, if it is one of the device that the thread has entered.
+Stream* own(void* stream) {
+    const auto found = streams.find(stream);
+    return found != streams.end() && found->second->device == entered ? found->second.get() : nullptr;
+}
+
 int device_count() { return (int)environment("EMULATED_CUDA_DEVICES", 1); }
-size_t memory_bytes() { return environment("EMULATED_CUDA_MEMORY", 4LL << 30); }
+
+size_t memory_bytes(long device) {
+    const char* text = getenv("EMULATED_CUDA_MEMORY");
+    if (!text || !*text) return 4LL << 30;
+    for (const char* comma; device > 0 && (comma = strchr(text, ',')); device--) text = comma + 1;
+    return atoll(text);
+}
 
 }  // namespace
 
@@ -234,7 +294,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int device) {
 API cuDeviceTotalMem_v2(size_t* bytes, int device) {
     BEGIN(cuDeviceTotalMem_v2)
     if (device < 0 || device >= device_count()) return InvalidDevice;
-    *bytes = memory_bytes();
+    *bytes = memory_bytes(device);
     return Success;
 }
 
@@ -252,8 +312,12 @@ API cuDevicePrimaryCtxRelease_v2(int device) {
     if (--devices[device].contexts == 0) {
         // what went wrong in a context ends with it
         broken = Success;
-        tasks_done += tasks.size();
-        tasks.clear();
+        devices[device].peers.clear();
+        for (auto& one : streams)
+            if (one.second->device == &devices[device]) {
+                one.second->done += one.second->tasks.size();
+                one.second->tasks.clear();
+            }
     }
     return Success;
 }
@@ -266,15 +330,15 @@ API cuCtxSetCurrent(void* context) {
 
 API cuMemGetInfo_v2(size_t* available, size_t* total) {
     BEGIN_IN_CONTEXT(cuMemGetInfo_v2)
-    *total = memory_bytes();
-    *available = *total - used();
+    *total = memory_bytes(entered - devices);
+    *available = *total - used(entered);
     return Success;
 }
 
 API cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     BEGIN_IN_CONTEXT(cuMemAlloc_v2)
     if (bytes == 0) return InvalidValue;
-    if (bytes > memory_bytes() - used()) return OutOfMemory;
+    if (bytes > memory_bytes(entered - devices) - used(entered)) return OutOfMemory;
     const size_t page = sysconf(_SC_PAGESIZE), aligned = (bytes + 15) / 16 * 16;
     const size_t inner = (aligned + page - 1) / page * page, mapped = inner + 2 * page;
     char* at = (char*)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -282,7 +346,8 @@ API cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     char* begin = at + page + inner - aligned;
     memset(begin, 0xff, aligned);
     *address = (uint64_t)begin;
-    memory[*address] = {bytes, at, mapped};
+    memory[*address] = {bytes, at, mapped, entered};
+    if (!touchable.count(entered)) mprotect(at + page, inner, PROT_NONE);
     return Success;
 }
 
@@ -290,7 +355,8 @@ API cuMemFree_v2(uint64_t address) {
     BEGIN(cuMemFree_v2)
     const auto found = memory.find(address);
     if (found == memory.end()) return InvalidValue;
-    work(tasks_asked);
+    for (auto& one : streams)
+        if (one.second->device == found->second.device) work(*one.second, one.second->asked);
     munmap(found->second.mapped, found->second.mapped_bytes);
     memory.erase(found);
     return broken;
@@ -312,44 +378,88 @@ API cuMemFreeHost(void* host) {
 
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
-    if (!streams.count(stream)) return InvalidHandle;
-    if (!inside(to, bytes)) return InvalidValue;
-    ask([=] { memcpy((void*)to, from, bytes); });
+    if (!own(stream)) return InvalidHandle;
+    if (!inside(to, bytes, entered)) return InvalidValue;
+    ask(*own(stream), [=] { memcpy((void*)to, from, bytes); });
     return Success;
 }
 
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
-    if (!streams.count(stream)) return InvalidHandle;
-    if (!inside(from, bytes)) return InvalidValue;
-    ask([=] { memcpy(to, (void*)from, bytes); });
+    if (!own(stream)) return InvalidHandle;
+    if (!inside(from, bytes, entered)) return InvalidValue;
+    ask(*own(stream), [=] { memcpy(to, (void*)from, bytes); });
     return Success;
+}
+
+API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+    BEGIN_IN_CONTEXT(cuMemcpyDtoDAsync_v2)
+    if (!own(stream)) return InvalidHandle;
+    if (!inside(to, bytes, entered) || !inside(from, bytes, entered)) return InvalidValue;
+    ask(*own(stream), [=] { memcpy((void*)to, (void*)from, bytes); });
+    return Success;
+}
+
+API cuMemcpyPeerAsync(uint64_t to, void* to_context, uint64_t from, void* from_context, size_t bytes, void* stream) {
+    BEGIN_IN_CONTEXT(cuMemcpyPeerAsync)
+    Device *const target = (Device*)to_context, *const source = (Device*)from_context;
+    if (!own(stream)) return InvalidHandle;
+    if (target->contexts == 0 || source->contexts == 0 || target == source) return InvalidContext;
+    if (!inside(to, bytes, target) || !inside(from, bytes, source)) return InvalidValue;
+    ask(*own(stream), Task{[=] { memcpy((void*)to, (void*)from, bytes); }, {target, source}, nullptr, 0});
+    return Success;
+}
+
+API cuDeviceCanAccessPeer(int* can, int device, int peer) {
+    BEGIN(cuDeviceCanAccessPeer)
+    if (device < 0 || device >= device_count() || peer < 0 || peer >= device_count()) return InvalidDevice;
+    *can = device != peer && environment("EMULATED_CUDA_PEERS", 1) != 0;
+    return Success;
+}
+
+API cuCtxEnablePeerAccess(void* context, unsigned flags) {
+    BEGIN_IN_CONTEXT(cuCtxEnablePeerAccess)
+    Device* const peer = (Device*)context;
+    if (flags || peer == entered) return InvalidValue;
+    if (peer->contexts == 0) return InvalidContext;
+    if (!environment("EMULATED_CUDA_PEERS", 1)) return PeerAccessUnsupported;
+    return entered->peers.insert(peer).second ? Success : PeerAccessAlreadyEnabled;
 }
 
 API cuStreamCreate(void** stream, unsigned flags) {
     BEGIN_IN_CONTEXT(cuStreamCreate)
     if (flags > 1) return InvalidValue;
-    *stream = malloc(1);
-    streams.insert(*stream);
+    auto made = std::make_shared<Stream>();
+    made->device = entered;
+    *stream = made.get();
+    streams[*stream] = made;
     return Success;
 }
 
 API cuStreamDestroy_v2(void* stream) {
     BEGIN(cuStreamDestroy_v2)
-    if (!streams.erase(stream)) return InvalidHandle;
-    free(stream);
-    return Success;
+    // what waits for it keeps it
+    return streams.erase(stream) ? Success : InvalidHandle;
 }
 
 API cuStreamSynchronize(void* stream) {
     BEGIN_IN_CONTEXT(cuStreamSynchronize)
-    if (!streams.count(stream)) return InvalidHandle;
-    return work(tasks_asked);
+    if (!own(stream)) return InvalidHandle;
+    return work(*own(stream), own(stream)->asked);
+}
+
+API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+    BEGIN_IN_CONTEXT(cuStreamWaitEvent)
+    if (flags) return InvalidValue;
+    if (!own(stream) || !events.count((Event*)event)) return InvalidHandle;
+    const Event& waited = *(Event*)event;
+    if (waited.stream) ask(*own(stream), Task{nullptr, {}, waited.stream, waited.recorded});
+    return Success;
 }
 
 API cuEventCreate(void** event, unsigned) {
     BEGIN_IN_CONTEXT(cuEventCreate)
-    Event* made = new Event;
+    Event* made = new Event{entered, nullptr, 0};
     events.insert(made);
     *event = made;
     return Success;
@@ -364,15 +474,17 @@ API cuEventDestroy_v2(void* event) {
 
 LEFT_OUT_cuEventRecord unsigned cuEventRecord(void* event, void* stream) {
     BEGIN_IN_CONTEXT(cuEventRecord)
-    if (!events.count((Event*)event) || !streams.count(stream)) return InvalidHandle;
-    ((Event*)event)->recorded = tasks_asked;
+    if (!events.count((Event*)event) || !own(stream) || ((Event*)event)->device != entered) return InvalidHandle;
+    ((Event*)event)->stream = streams[stream];
+    ((Event*)event)->recorded = own(stream)->asked;
     return Success;
 }
 
 API cuEventSynchronize(void* event) {
     BEGIN_IN_CONTEXT(cuEventSynchronize)
     if (!events.count((Event*)event)) return InvalidHandle;
-    return work(((Event*)event)->recorded);
+    const Event& waited = *(Event*)event;
+    return waited.stream ? work(*waited.stream, waited.recorded) : broken;
 }
 
 API cuModuleLoadData(void** module, const void* image) {
@@ -409,7 +521,7 @@ API cuModuleGetFunction(void** function, void* module, const char* name) {
 API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared, void* stream, void** parameters, void** extra) {
     BEGIN_IN_CONTEXT(cuLaunchKernel)
-    if (!function || !streams.count(stream) || extra) return InvalidHandle;
+    if (!function || !own(stream) || extra) return InvalidHandle;
     const emulated::Registered& kernel = *(const emulated::Registered*)function;
     if (!grid_x || !grid_y || !grid_z || grid_x > 0x7fffffff || grid_y > 65535 || grid_z > 65535) return InvalidValue;
     // kernels are written for one size of groups: less would leave work undone
@@ -417,7 +529,7 @@ API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     // the parameters are copied now, as the driver does
     emulated::Call* call = kernel.call(parameters);
     const emulated::Index groups = {grid_x, grid_y, grid_z};
-    ask([&kernel, groups, call] {
+    ask(*own(stream), [&kernel, groups, call] {
         const char* why = nullptr;
         broken = emulated::run(kernel, groups, *call, &why);
         delete call;

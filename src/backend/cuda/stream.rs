@@ -31,7 +31,7 @@ pub(super) struct Stream {
 
 /// What one caller at a time uses.
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     stream: Option<Handle>,
     staging: Vec<Staging>,
     modules: HashMap<&'static str, Handle>,
@@ -77,7 +77,7 @@ impl Buffer {
     }
 
     /// The address of a part; `offset` and `bytes` lie within.
-    fn at(&self, offset: u64, bytes: usize) -> Address {
+    pub(super) fn at(&self, offset: u64, bytes: usize) -> Address {
         assert!(
             offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes),
             "{bytes} bytes at {offset} of a buffer of {} bytes",
@@ -109,6 +109,16 @@ impl Stream {
     /// The device in messages.
     pub fn label(&self) -> &str {
         &self.label
+    }
+
+    /// The driver's functions.
+    pub(super) fn api(&self) -> &'static Api {
+        self.api
+    }
+
+    /// The device's context.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// Makes the stream and its staging memory.
@@ -143,12 +153,18 @@ impl Stream {
     }
 
     /// `Ok` for success of a call that waits for nothing.
-    fn check(&self, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
+    pub(super) fn check(&self, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
         self.api.check(code, || Call::new(&self.label, doing, call))
     }
 
     /// `Ok` for success of a call that also tells errors of earlier ones. After an error nothing more is done.
-    fn check_after(&self, state: &mut State, code: u32, doing: impl Into<String>, call: &'static str) -> Result<()> {
+    pub(super) fn check_after(
+        &self,
+        state: &mut State,
+        code: u32,
+        doing: impl Into<String>,
+        call: &'static str,
+    ) -> Result<()> {
         let checked = self.api.check(code, || {
             let launched = state.launched.map(|(count, last)| (count, last.function()));
             Call::new(&self.label, doing, call).after(launched)
@@ -160,7 +176,7 @@ impl Stream {
     }
 
     /// The state, for whoever asks for something to be done: nothing is, once something has failed.
-    fn begin(&self) -> Result<MutexGuard<'_, State>> {
+    pub(super) fn begin(&self) -> Result<MutexGuard<'_, State>> {
         let state = self.enter()?;
         match state.failed {
             Some((call, code)) => self.check(code, "go on after an error", call).map(|()| state),
@@ -317,7 +333,7 @@ impl Stream {
 }
 
 impl State {
-    fn stream(&self) -> Handle {
+    pub(super) fn stream(&self) -> Handle {
         self.stream.expect("it was made when the device was opened")
     }
 

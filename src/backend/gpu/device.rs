@@ -32,7 +32,15 @@ pub enum InjectionKind {
 pub struct Device<D: Driver> {
     driver: D,
     pool: Mutex<BTreeMap<u64, Vec<D::Buffer>>>,
-    launches: AtomicU64,
+    launches: Arc<Launches>,
+    /// Bytes that were taken, less what the pool gave back.
+    allocated: AtomicU64,
+}
+
+/// Launches of a device, or of several that compute one model, and the fault on purpose among them.
+#[derive(Debug)]
+struct Launches {
+    count: AtomicU64,
     injection: Option<Injection>,
     /// Launches before those that the fault on purpose is counted among; none are while this is the largest number.
     armed: AtomicU64,
@@ -71,14 +79,25 @@ const WRONG_BYTES: usize = 1 << 16;
 impl<D: Driver> Device<D> {
     /// A device, with a fault on purpose.
     pub fn new(driver: D, injection: Option<Injection>) -> Arc<Device<D>> {
+        let launches =
+            Launches { count: AtomicU64::new(0), injection, armed: AtomicU64::new(u64::MAX), injected: Mutex::default() };
         Arc::new(Device {
             driver,
             pool: Mutex::default(),
-            launches: AtomicU64::new(0),
-            injection,
-            armed: AtomicU64::new(u64::MAX),
-            injected: Mutex::default(),
+            launches: Arc::new(launches),
+            allocated: AtomicU64::new(0),
         })
+    }
+
+    /// A device beside others, whose launches are counted together.
+    pub fn beside(driver: D, others: &Device<D>) -> Arc<Device<D>> {
+        let launches = others.launches.clone();
+        Arc::new(Device { driver, pool: Mutex::default(), launches, allocated: AtomicU64::new(0) })
+    }
+
+    /// Bytes of memory that were taken for weights and activations, less what was given back because there was too little.
+    pub fn allocated(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
     }
 
     /// The API.
@@ -88,26 +107,27 @@ impl<D: Driver> Device<D> {
 
     /// Launches so far.
     pub fn launches(&self) -> u64 {
-        self.launches.load(Ordering::Relaxed)
+        self.launches.count.load(Ordering::Relaxed)
     }
 
     /// Lets launches count from here on for the fault on purpose: what is computed from here on is looked at.
     pub fn arm(&self) {
-        self.armed.store(self.launches(), Ordering::Relaxed);
+        self.launches.armed.store(self.launches(), Ordering::Relaxed);
     }
 
     /// Launches so far, since it was armed.
     pub fn armed_launches(&self) -> u64 {
-        self.launches().saturating_sub(self.armed.load(Ordering::Relaxed))
+        self.launches().saturating_sub(self.launches.armed.load(Ordering::Relaxed))
     }
 
     /// The fault on purpose, if it has happened: number and kernel of the launch.
     pub fn injected(&self) -> Option<(u64, String)> {
-        self.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        self.launches.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
     fn made(&self, launch: u64, kernel: Kernel) {
-        *self.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((launch, kernel.function()));
+        let mut injected = self.launches.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *injected = Some((launch, kernel.function()));
     }
 
     fn pool(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<D::Buffer>>> {
@@ -158,13 +178,17 @@ impl<D: Driver> Device<D> {
             let fault = FaultKind::GpuBuffer { bytes, limit, purpose: purpose.into() };
             return Err(Fault::new(Place::default(), fault));
         }
-        let first = self.driver.allocate(bytes.max(4), purpose);
-        if first.is_ok() || self.pool().is_empty() {
-            return first;
+        let mut taken = self.driver.allocate(bytes.max(4), purpose);
+        if taken.is_err() && !self.pool().is_empty() {
+            self.driver.wait()?;
+            let pooled = std::mem::take(&mut *self.pool());
+            let given_back = pooled.iter().map(|(bytes, buffers)| bytes * buffers.len() as u64).sum();
+            self.allocated.fetch_sub(given_back, Ordering::Relaxed);
+            drop(pooled);
+            taken = self.driver.allocate(bytes.max(4), purpose);
         }
-        self.driver.wait()?;
-        self.pool().clear();
-        self.driver.allocate(bytes.max(4), purpose)
+        self.allocated.fetch_add(taken.as_ref().map_or(0, |buffer| self.driver.bytes(buffer)), Ordering::Relaxed);
+        taken
     }
 
     /// Starts a kernel; no groups are no work.
@@ -181,9 +205,9 @@ impl<D: Driver> Device<D> {
                 return Err(Fault::new(Place::default(), fault));
             }
         }
-        let all = self.launches.fetch_add(1, Ordering::Relaxed) + 1;
-        let number = all.saturating_sub(self.armed.load(Ordering::Relaxed));
-        let due = self.injection.filter(|injection| number >= injection.launch && self.injected().is_none());
+        let all = self.launches.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = all.saturating_sub(self.launches.armed.load(Ordering::Relaxed));
+        let due = self.launches.injection.filter(|injection| number >= injection.launch && self.injected().is_none());
         if due.is_some_and(|injection| injection.kind == InjectionKind::Launch) {
             self.made(number, kernel);
             let fault = FaultKind::GpuInjected { kernel: kernel.function(), launch: number };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
 use crate::backend::Device;
+use crate::backend::gpu::placement::Placement;
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
@@ -31,6 +32,8 @@ pub(in crate::verify) struct Prepared {
     pub(super) plain_too_large: Option<(u64, u64)>,
     /// How the CPU reads routed experts of the model, and of the source; empty where it is not asked for.
     pub(super) cpu: Vec<experts::Options>,
+    /// Of several GPUs, which layers go on which.
+    pub(super) placements: Vec<(Device, Placement)>,
 }
 
 impl Prepared {
@@ -123,7 +126,8 @@ fn fits(
     }
     for device in devices {
         let on_gpu = || needs(gpu_positions(positions_of(prepared)));
-        fits_device(device, &on_gpu, options.memory)?;
+        let placement = fits_device(device, &on_gpu, options.memory)?;
+        prepared.placements.push((device, placement));
     }
     prepared.plain_too_large = memory.filter(|&available| plain > available).map(|available| (plain, available));
     Ok(())
