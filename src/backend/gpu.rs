@@ -23,7 +23,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, OnDevice, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, OnDevice, Operation, Places, Prediction, Rope, Routed,
+    Routing, Tally,
 };
 use crate::error::{Faults, Result};
 use crate::weights::Matrix;

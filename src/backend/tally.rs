@@ -100,10 +100,7 @@ impl Counters {
                 ..now.clone()
             }
         };
-        Counters(
-            self.0.iter().filter_map(grown).collect(),
-            self.1.iter().enumerate().map(on_device).collect(),
-        )
+        Counters(self.0.iter().filter_map(grown).collect(), self.1.iter().enumerate().map(on_device).collect())
     }
 
     /// Time of one operation, whatever the format.

@@ -5,9 +5,10 @@
 // memory of one GPU cannot be touched by kernels of another; new memory holds 0xff. By the environment:
 //
 //     EMULATED_CUDA_DEVICES=1             how many GPUs there are
-//     EMULATED_CUDA_CAPABILITY=90         their compute capability
-//     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each; with commas of one after the other, the last of all others
+//     EMULATED_CUDA_CAPABILITY=90         their compute capability; with commas of one after the other, the last of all others
+//     EMULATED_CUDA_MEMORY=4294967296     bytes of memory of each, or of one after the other
 //     EMULATED_CUDA_PEERS=1               whether GPUs see each other's memory
+//     EMULATED_CUDA_WAITS=1               whether streams wait for events of others
 //     EMULATED_CUDA_FAIL=NAME=CODE@N,…    the N-th call of a function gives that code
 //     EMULATED_CUDA_ORDER=backwards       threads of a block take turns from the last to the first
 //     EMULATED_CUDA_LOG=FILE              a line for each kernel that was run
@@ -140,9 +141,12 @@ unsigned broken;  // an error that stays
 Device devices[16];
 thread_local Device* entered;
 
-long long environment(const char* name, long long otherwise) {
+// A number; of a list the one of a device.
+long long environment(const char* name, long long otherwise, long device = 0) {
     const char* text = getenv(name);
-    return text && *text ? atoll(text) : otherwise;
+    if (!text || !*text) return otherwise;
+    for (const char* comma; device > 0 && (comma = strchr(text, ',')); device--) text = comma + 1;
+    return atoll(text);
 }
 
 // The code that a call of a function is to give, by EMULATED_CUDA_FAIL.
@@ -229,12 +233,7 @@ Stream* own(void* stream) {
 
 int device_count() { return (int)environment("EMULATED_CUDA_DEVICES", 1); }
 
-size_t memory_bytes(long device) {
-    const char* text = getenv("EMULATED_CUDA_MEMORY");
-    if (!text || !*text) return 4LL << 30;
-    for (const char* comma; device > 0 && (comma = strchr(text, ',')); device--) text = comma + 1;
-    return atoll(text);
-}
+size_t memory_bytes(long device) { return environment("EMULATED_CUDA_MEMORY", 4LL << 30, device); }
 
 }  // namespace
 
@@ -281,7 +280,7 @@ API cuDeviceGetName(char* name, int bytes, int device) {
 API cuDeviceGetAttribute(int* value, int attribute, int device) {
     BEGIN(cuDeviceGetAttribute)
     if (device < 0 || device >= device_count()) return InvalidDevice;
-    const int capability = (int)environment("EMULATED_CUDA_CAPABILITY", 90);
+    const int capability = (int)environment("EMULATED_CUDA_CAPABILITY", 90, device);
     switch (attribute) {
         case 5: *value = 0x7fffffff; return Success;
         case 6: case 7: *value = 65535; return Success;
@@ -453,7 +452,7 @@ API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
     if (flags) return InvalidValue;
     if (!own(stream) || !events.count((Event*)event)) return InvalidHandle;
     const Event& waited = *(Event*)event;
-    if (waited.stream) ask(*own(stream), Task{nullptr, {}, waited.stream, waited.recorded});
+    if (waited.stream && environment("EMULATED_CUDA_WAITS", 1)) ask(*own(stream), Task{nullptr, {}, waited.stream, waited.recorded});
     return Success;
 }
 

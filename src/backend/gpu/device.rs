@@ -79,14 +79,13 @@ const WRONG_BYTES: usize = 1 << 16;
 impl<D: Driver> Device<D> {
     /// A device, with a fault on purpose.
     pub fn new(driver: D, injection: Option<Injection>) -> Arc<Device<D>> {
-        let launches =
-            Launches { count: AtomicU64::new(0), injection, armed: AtomicU64::new(u64::MAX), injected: Mutex::default() };
-        Arc::new(Device {
-            driver,
-            pool: Mutex::default(),
-            launches: Arc::new(launches),
-            allocated: AtomicU64::new(0),
-        })
+        let launches = Launches {
+            count: AtomicU64::new(0),
+            injection,
+            armed: AtomicU64::new(u64::MAX),
+            injected: Mutex::default(),
+        };
+        Arc::new(Device { driver, pool: Mutex::default(), launches: Arc::new(launches), allocated: AtomicU64::new(0) })
     }
 
     /// A device beside others, whose launches are counted together.

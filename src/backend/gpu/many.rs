@@ -194,8 +194,17 @@ impl<D: Driver> Backend for Many<D> {
         self.gpus[0].name()
     }
 
+    /// The names of all; of a device that is opened several times once, with the number.
     fn device(&self) -> String {
-        self.gpus.iter().map(Gpu::device).collect::<Vec<_>>().join(" + ")
+        let mut names: Vec<(String, usize)> = Vec::new();
+        for name in self.gpus.iter().map(Gpu::device) {
+            match names.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, times)) => *times += 1,
+                None => names.push((name, 1)),
+            }
+        }
+        let told = names.into_iter().map(|(name, times)| if times == 1 { name } else { format!("{times} × {name}") });
+        told.collect::<Vec<_>>().join(" + ")
     }
 
     fn mode(&self) -> Mode {

@@ -138,7 +138,7 @@ fn too_large(parts: &[Part], rooms: &[Room]) -> Fault {
     let placed = rooms.iter().fold(0, |placed, room| placed + fitting(parts[placed..].iter(), room.bytes()));
     let told = |room: &Room| {
         let Room { device, free, total, reserved } = room;
-        format!("{device} has {free} of {total} bytes free, {reserved} of them for activations")
+        format!("{device} has {free} of {total} bytes free, of which activations take {reserved}")
     };
     let without = &parts[placed];
     let kind = FaultKind::GpusMemory {
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(
             said(&[10, 10, 30], &[25, 20]),
             "no memory for the model: 50 bytes are wanted, and layer 2, 30 bytes, finds no place: gpu 0 has 30 of 1000 \
-             bytes free, 5 of them for activations; gpu 1 has 25 of 1000 bytes free, 5 of them for activations"
+             bytes free, of which activations take 5; gpu 1 has 25 of 1000 bytes free, of which activations take 5"
         );
         assert!(said(&[1], &[0]).contains("layer 0, 1 bytes"), "{}", said(&[1], &[0]));
     }

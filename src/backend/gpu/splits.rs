@@ -112,7 +112,8 @@ pub(in crate::backend) fn every_split<D: Driver>(driver: D) {
                 assert!(of_weight(&gpu, &weight) == whole, "{format}, {columns} columns, parts of {part} rows");
             }
         }
-        let layouts = [(70, 40), (40, 70)].map(|(rows, columns)| Layout::new("test", "e", rows, columns, format).unwrap());
+        let layouts =
+            [(70, 40), (40, 70)].map(|(rows, columns)| Layout::new("test", "e", rows, columns, format).unwrap());
         let largest = layouts.map(|layout| layout.code_bytes(layout.rows).max(4 * layout.scales(layout.rows) as u64));
         let largest = largest.into_iter().max().unwrap();
         let whole = of_experts(&gpu, &gpu.upload_experts(&Made(format)).unwrap());

@@ -24,7 +24,7 @@ pub fn places<D: Driver>(
     let wanted = parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
     let wanted = wanted.saturating_add(reserved.saturating_mul(gpus.len() as u64));
     if let Some(allowed) = memory.filter(|&allowed| wanted > allowed) {
-        let device = gpus.iter().map(Gpu::device).collect::<Vec<_>>().join(" + ");
+        let device = several.to_string();
         let kind = FaultKind::GpuMemoryLimit { device, purpose: "the model".to_owned(), wanted, allowed };
         return Err(placed(Fault::new(Place::default(), kind)));
     }
