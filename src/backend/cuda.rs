@@ -9,6 +9,7 @@ pub mod images;
 #[cfg(test)]
 mod on_gpu;
 mod peers;
+mod recording;
 mod stream;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
@@ -16,6 +17,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use device::{Description, list, memory, peers};
+pub use recording::Recording;
 pub use stream::Buffer;
 
 use self::images::Prefer;
@@ -23,7 +25,7 @@ use self::stream::Stream;
 use crate::backend::Several;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
-use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits, Route};
+use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits, Route};
 use crate::backend::gpu::many::{self, Many};
 use crate::backend::gpu::placement::Placement;
 use crate::error::Result;
@@ -73,6 +75,7 @@ pub fn many(several: &Several, placement: &Placement, injection: Option<Injectio
 
 impl Driver for Cuda {
     type Buffer = Buffer;
+    type Recording = Recording;
 
     fn name(&self) -> &'static str {
         NAME
@@ -121,5 +124,17 @@ impl Driver for Cuda {
 
     fn wait(&self) -> Result<()> {
         self.0.wait()
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
+        self.0.record(work)
+    }
+
+    fn replay(&self, recording: &Recording) -> Result<()> {
+        self.0.replay(recording)
+    }
+
+    fn timed(&self, recording: &Recording, times: u32) -> Result<Elapsed> {
+        self.0.timed(recording, times)
     }
 }

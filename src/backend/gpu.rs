@@ -11,6 +11,7 @@ pub mod kernels;
 mod lists;
 pub mod many;
 mod moe;
+pub mod peaks;
 pub mod placement;
 mod rows;
 #[cfg(test)]

@@ -5,10 +5,12 @@
 
 mod adapter;
 mod api;
+mod commands;
 mod core;
 mod faults;
 mod memory;
 mod pipelines;
+mod recording;
 mod space;
 mod spirv;
 mod stream;
@@ -23,7 +25,7 @@ use std::time::Duration;
 use crate::backend::Several;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
-use crate::backend::gpu::driver::{DeviceMemory, Driver, Launch, Limits};
+use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
 use crate::backend::gpu::many::{self, Many};
 use crate::backend::gpu::placement::Placement;
 use crate::error::{Fault, Result};
@@ -32,6 +34,7 @@ use api::Api;
 use core::Core;
 use memory::{Memory, Part};
 use pipelines::Pipelines;
+pub use recording::Recording;
 use stream::Stream;
 
 /// The backend's name in options and reports.
@@ -131,9 +134,14 @@ struct Shared {
 
 /// Memory of the device.
 pub struct Buffer {
+    held: Arc<Held>,
+    bytes: u64,
+}
+
+/// A part of the device's memory that goes when neither its owner nor a recording has it.
+struct Held {
     shared: Arc<Shared>,
     part: Part,
-    bytes: u64,
 }
 
 impl fmt::Debug for Vulkan {
@@ -144,7 +152,7 @@ impl fmt::Debug for Vulkan {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("part", &self.part).field("bytes", &self.bytes).finish()
+        f.debug_struct("Buffer").field("part", &self.held.part).field("bytes", &self.bytes).finish()
     }
 }
 
@@ -174,6 +182,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Driver for Vulkan {
     type Buffer = Buffer;
+    type Recording = Recording;
 
     fn name(&self) -> &'static str {
         NAME
@@ -194,7 +203,7 @@ impl Driver for Vulkan {
     fn allocate(&self, bytes: u64, purpose: &str) -> Result<Buffer> {
         let most = self.0.core.buffer_bytes;
         assert!(bytes <= most, "{bytes} bytes for {purpose}, at most {most} are in one buffer");
-        let buffer = |part| Buffer { shared: Arc::clone(&self.0), part, bytes };
+        let buffer = |part| Buffer { held: Arc::new(Held { shared: Arc::clone(&self.0), part }), bytes };
         if let Some(part) = locked(&self.0.memory).take(bytes, purpose)? {
             return Ok(buffer(part));
         }
@@ -215,12 +224,12 @@ impl Driver for Vulkan {
 
     fn write(&self, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
         to.holds(offset, bytes.len());
-        locked(&self.0.stream).write(to.part, offset, bytes)
+        locked(&self.0.stream).write(to.held.part, offset, bytes)
     }
 
     fn read(&self, from: &Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
         from.holds(offset, bytes.len());
-        locked(&self.0.stream).read(from.part, offset, bytes)
+        locked(&self.0.stream).read(from.held.part, offset, bytes)
     }
 
     fn launch(&self, launch: &Launch<'_, Buffer>) -> Result<()> {
@@ -231,12 +240,29 @@ impl Driver for Vulkan {
         let fits = groups.iter().zip(most).all(|(&groups, most)| (1..=most).contains(&groups));
         assert!(fits, "{groups:?} groups of {}, at most {most:?}", kernel.function());
         let ready = locked(&self.0.pipelines).get(kernel)?;
-        let parts: Vec<Part> = buffers.iter().map(|buffer| buffer.part).collect();
-        locked(&self.0.stream).launch(kernel, ready, groups, &parts, constants)
+        let held: Vec<&Arc<Held>> = buffers.iter().map(|buffer| &buffer.held).collect();
+        locked(&self.0.stream).launch(kernel, ready, groups, &held, constants)
     }
 
     fn wait(&self) -> Result<()> {
         locked(&self.0.stream).wait()
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
+        locked(&self.0.stream).start_recording()?;
+        let worked = work();
+        let recorded = locked(&self.0.stream).end_recording();
+        worked.and(recorded).map(|recorded| Recording { recorded, shared: Arc::clone(&self.0) })
+    }
+
+    fn replay(&self, recording: &Recording) -> Result<()> {
+        assert!(Arc::ptr_eq(&self.0, &recording.shared), "a recording of another device");
+        locked(&self.0.stream).replay(&recording.recorded)
+    }
+
+    fn timed(&self, recording: &Recording, times: u32) -> Result<Elapsed> {
+        assert!(Arc::ptr_eq(&self.0, &recording.shared), "a recording of another device");
+        locked(&self.0.stream).timed(&recording.recorded, times)
     }
 }
 
@@ -244,14 +270,14 @@ impl Buffer {
     fn holds(&self, offset: u64, bytes: usize) {
         let end = offset.checked_add(bytes as u64);
         assert!(
-            offset.is_multiple_of(4) && bytes.is_multiple_of(4) && end.is_some_and(|end| end <= self.part.bytes),
+            offset.is_multiple_of(4) && bytes.is_multiple_of(4) && end.is_some_and(|end| end <= self.held.part.bytes),
             "{bytes} bytes at {offset} of a buffer of {}",
-            self.part.bytes
+            self.held.part.bytes
         );
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Held {
     fn drop(&mut self) {
         locked(&self.shared.memory).give(self.part);
     }

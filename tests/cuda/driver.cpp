@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <deque>
@@ -25,6 +26,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "launch.h"
 
@@ -60,10 +62,13 @@ enum Code : unsigned {
     PeerAccessUnsupported = 217,
     InvalidHandle = 400,
     NotFound = 500,
+    NotReady = 600,
     PeerAccessAlreadyEnabled = 704,
     IllegalAddress = 700,
     LaunchOutOfResources = 701,
     LaunchFailed = 719,
+    CaptureUnsupported = 900,
+    CaptureInvalidated = 901,
 };
 
 const std::map<unsigned, const char*> NAMES = {
@@ -82,12 +87,15 @@ const std::map<unsigned, const char*> NAMES = {
     {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
     {400, "CUDA_ERROR_INVALID_HANDLE"},
     {500, "CUDA_ERROR_NOT_FOUND"},
+    {600, "CUDA_ERROR_NOT_READY"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
     {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
     {719, "CUDA_ERROR_LAUNCH_FAILED"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
     {999, "CUDA_ERROR_UNKNOWN"},
 };
 
@@ -121,8 +129,14 @@ struct Stream {
 
 struct Event {
     Device* device;
+    bool timing;
     std::shared_ptr<Stream> stream;  // where it was recorded
     size_t recorded = 0;             // how many tasks of the stream come before
+    double milliseconds = 0;         // when they were done
+};
+
+struct Graph {
+    std::vector<Task> tasks;
 };
 
 struct Module {
@@ -136,6 +150,10 @@ std::set<void*> host_memory;
 std::map<void*, std::shared_ptr<Stream>> streams;
 std::set<Event*> events;
 std::set<Module*> modules;
+std::set<Graph*> graphs, ready_graphs;
+Stream* captured;             // whose launches are recorded
+Graph* capture;               // into this
+bool capture_is_invalid;      // something was asked for that cannot be recorded
 std::set<Device*> touchable;  // whose memory can be touched now
 unsigned broken;  // an error that stays
 Device devices[16];
@@ -204,6 +222,7 @@ unsigned work(Stream& stream, size_t until) {
 }
 
 void ask(Stream& stream, Task task) {
+    if (captured == &stream) return capture->tasks.push_back(std::move(task));
     stream.tasks.push_back(std::move(task));
     stream.asked++;
 }
@@ -229,6 +248,19 @@ size_t used(const Device* device) {
 Stream* own(void* stream) {
     const auto found = streams.find(stream);
     return found != streams.end() && found->second->device == entered ? found->second.get() : nullptr;
+}
+
+// Whether something is asked of a stream that cannot be recorded.
+bool is_captured(void* stream) {
+    const bool now = captured && captured == stream;
+    if (now) capture_is_invalid = true;
+    return now;
+}
+
+double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1e3 + time.tv_nsec / 1e6;
 }
 
 int device_count() { return (int)environment("EMULATED_CUDA_DEVICES", 1); }
@@ -378,6 +410,7 @@ API cuMemFreeHost(void* host) {
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
     if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
     if (!inside(to, bytes, entered)) return InvalidValue;
     ask(*own(stream), [=] { memcpy((void*)to, from, bytes); });
     return Success;
@@ -386,6 +419,7 @@ API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stre
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
     if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
     if (!inside(from, bytes, entered)) return InvalidValue;
     ask(*own(stream), [=] { memcpy(to, (void*)from, bytes); });
     return Success;
@@ -394,6 +428,7 @@ API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
 API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
     BEGIN_IN_CONTEXT(cuMemcpyDtoDAsync_v2)
     if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
     if (!inside(to, bytes, entered) || !inside(from, bytes, entered)) return InvalidValue;
     ask(*own(stream), [=] { memcpy((void*)to, (void*)from, bytes); });
     return Success;
@@ -403,6 +438,7 @@ API cuMemcpyPeerAsync(uint64_t to, void* to_context, uint64_t from, void* from_c
     BEGIN_IN_CONTEXT(cuMemcpyPeerAsync)
     Device *const target = (Device*)to_context, *const source = (Device*)from_context;
     if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
     if (target->contexts == 0 || source->contexts == 0 || target == source) return InvalidContext;
     if (!inside(to, bytes, target) || !inside(from, bytes, source)) return InvalidValue;
     ask(*own(stream), Task{[=] { memcpy((void*)to, (void*)from, bytes); }, {target, source}, nullptr, 0});
@@ -444,6 +480,7 @@ API cuStreamDestroy_v2(void* stream) {
 API cuStreamSynchronize(void* stream) {
     BEGIN_IN_CONTEXT(cuStreamSynchronize)
     if (!own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;
     return work(*own(stream), own(stream)->asked);
 }
 
@@ -451,14 +488,16 @@ API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
     BEGIN_IN_CONTEXT(cuStreamWaitEvent)
     if (flags) return InvalidValue;
     if (!own(stream) || !events.count((Event*)event)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as for cuEventRecord
     const Event& waited = *(Event*)event;
-    if (waited.stream && environment("EMULATED_CUDA_WAITS", 1)) ask(*own(stream), Task{nullptr, {}, waited.stream, waited.recorded});
+    const bool waits = environment("EMULATED_CUDA_WAITS", 1);
+    if (waited.stream && waits) ask(*own(stream), Task{nullptr, {}, waited.stream, waited.recorded});
     return Success;
 }
 
-API cuEventCreate(void** event, unsigned) {
+API cuEventCreate(void** event, unsigned flags) {
     BEGIN_IN_CONTEXT(cuEventCreate)
-    Event* made = new Event{entered, nullptr, 0};
+    Event* made = new Event{entered, !(flags & 2), nullptr, 0, 0};
     events.insert(made);
     *event = made;
     return Success;
@@ -474,8 +513,80 @@ API cuEventDestroy_v2(void* event) {
 LEFT_OUT_cuEventRecord unsigned cuEventRecord(void* event, void* stream) {
     BEGIN_IN_CONTEXT(cuEventRecord)
     if (!events.count((Event*)event) || !own(stream) || ((Event*)event)->device != entered) return InvalidHandle;
-    ((Event*)event)->stream = streams[stream];
-    ((Event*)event)->recorded = own(stream)->asked;
+    if (is_captured(stream)) return CaptureUnsupported;  // not by the driver, but nobody asks for it
+    Event* one = (Event*)event;
+    one->stream = streams[stream];
+    if (one->timing) ask(*own(stream), [one] { if (events.count(one)) one->milliseconds = now(); });
+    one->recorded = own(stream)->asked;
+    return Success;
+}
+
+API cuEventElapsedTime(float* milliseconds, void* first, void* last) {
+    BEGIN_IN_CONTEXT(cuEventElapsedTime)
+    const Event *from = (Event*)first, *to = (Event*)last;
+    for (const Event* one : {from, to}) {
+        if (!events.count((Event*)one) || !one->timing || !one->stream) return InvalidHandle;
+        if (one->recorded > one->stream->done) return NotReady;
+    }
+    *milliseconds = (float)(to->milliseconds - from->milliseconds);
+    return Success;
+}
+
+API cuStreamBeginCapture_v2(void* stream, int mode) {
+    BEGIN_IN_CONTEXT(cuStreamBeginCapture_v2)
+    if (!own(stream)) return InvalidHandle;
+    if (capture || mode < 0 || mode > 2) return InvalidValue;
+    captured = own(stream);
+    capture = new Graph;
+    capture_is_invalid = false;
+    return Success;
+}
+
+API cuStreamEndCapture(void* stream, void** graph) {
+    BEGIN_IN_CONTEXT(cuStreamEndCapture)
+    *graph = nullptr;
+    if (!capture || captured != stream) return InvalidValue;
+    Graph* made = capture;
+    capture = nullptr;
+    captured = nullptr;
+    if (capture_is_invalid) {
+        delete made;
+        return CaptureInvalidated;
+    }
+    graphs.insert(made);
+    *graph = made;
+    return Success;
+}
+
+API cuGraphInstantiateWithFlags(void** ready, void* graph, unsigned long long flags) {
+    BEGIN_IN_CONTEXT(cuGraphInstantiateWithFlags)
+    if (!graphs.count((Graph*)graph)) return InvalidHandle;
+    if (flags) return InvalidValue;
+    Graph* made = new Graph(*(Graph*)graph);
+    ready_graphs.insert(made);
+    *ready = made;
+    return Success;
+}
+
+API cuGraphLaunch(void* ready, void* stream) {
+    BEGIN_IN_CONTEXT(cuGraphLaunch)
+    if (!ready_graphs.count((Graph*)ready) || !own(stream)) return InvalidHandle;
+    if (is_captured(stream)) return CaptureUnsupported;  // as above
+    for (const auto& task : ((Graph*)ready)->tasks) ask(*own(stream), task);
+    return Success;
+}
+
+API cuGraphDestroy(void* graph) {
+    BEGIN(cuGraphDestroy)
+    if (!graphs.erase((Graph*)graph)) return InvalidHandle;
+    delete (Graph*)graph;
+    return Success;
+}
+
+API cuGraphExecDestroy(void* ready) {
+    BEGIN(cuGraphExecDestroy)
+    if (!ready_graphs.erase((Graph*)ready)) return InvalidHandle;
+    delete (Graph*)ready;
     return Success;
 }
 
@@ -526,12 +637,11 @@ API cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     // kernels are written for one size of groups: less would leave work undone
     if (block_x != kernel.threads || block_y != 1 || block_z != 1 || shared) return LaunchOutOfResources;
     // the parameters are copied now, as the driver does
-    emulated::Call* call = kernel.call(parameters);
+    const std::shared_ptr<emulated::Call> call(kernel.call(parameters));
     const emulated::Index groups = {grid_x, grid_y, grid_z};
     ask(*own(stream), [&kernel, groups, call] {
         const char* why = nullptr;
         broken = emulated::run(kernel, groups, *call, &why);
-        delete call;
         if (why) fprintf(stderr, "emulated GPU: kernel %s: %s\n", kernel.name, why);
         if (const char* path = getenv("EMULATED_CUDA_LOG"))
             if (FILE* log = fopen(path, "a")) {

@@ -54,8 +54,12 @@ pub(super) enum Attribute {
 
 /// `CU_STREAM_NON_BLOCKING`
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DEFAULT`
+pub(super) const EVENT_DEFAULT: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be taken, and modules loaded, while launches are recorded.
+pub(super) const STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
 
 macro_rules! api {
     ($($name:ident ( $($argument:ty),* );)*) => {
@@ -116,6 +120,13 @@ api! {
     cuEventDestroy_v2(Handle);
     cuEventRecord(Handle, Handle);
     cuEventSynchronize(Handle);
+    cuEventElapsedTime(*mut f32, Handle, Handle);
+    cuStreamBeginCapture_v2(Handle, c_int);
+    cuStreamEndCapture(Handle, *mut Handle);
+    cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+    cuGraphLaunch(Handle, Handle);
+    cuGraphDestroy(Handle);
+    cuGraphExecDestroy(Handle);
     cuModuleLoadData(*mut Handle, *const c_void);
     cuModuleUnload(Handle);
     cuModuleGetFunction(*mut Handle, Handle, *const c_char);

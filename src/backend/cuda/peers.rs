@@ -57,7 +57,7 @@ impl Stream {
         }
         let (target, source) = (to.at(0, bytes as usize), from.at(0, bytes as usize));
         let doing = || format!("copy from {}", other.label());
-        let written = other.mark()?;
+        let written = other.marked()?;
         self.follow(&written)?;
         let (own, theirs) = (self.context(), other.context());
         let mut state = self.begin()?;
@@ -76,11 +76,11 @@ impl Stream {
         }
         drop(state);
         // The source is not written again before it was read.
-        other.follow(&self.mark()?)
+        other.follow(&self.marked()?)
     }
 
     /// An event after all that was asked for.
-    fn mark(&self) -> Result<Mark<'_>> {
+    fn marked(&self) -> Result<Mark<'_>> {
         let mut state = self.begin()?;
         let mut event = Handle::NULL;
         // SAFETY: the pointer is to a local variable; the context has been entered.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::api::{self, Address, Api, Call, Handle, OUT_OF_MEMORY, fault};
 use super::device::{Context, Description};
 use super::images::{self, Code, Prefer};
+use super::recording::Recorded;
 use crate::backend::gpu::driver::{DeviceMemory, Launch};
 use crate::backend::gpu::kernels::Kernel;
 use crate::error::{FaultKind, Result};
@@ -21,7 +22,7 @@ const BUFFERS: usize = 8;
 /// A stream with its context, staging memory and kernels.
 #[derive(Debug)]
 pub(super) struct Stream {
-    api: &'static Api,
+    pub(super) api: &'static Api,
     description: Description,
     label: String,
     prefer: Prefer,
@@ -37,7 +38,11 @@ pub(super) struct State {
     modules: HashMap<&'static str, Handle>,
     functions: HashMap<Kernel, Handle>,
     /// Kernels started since the last wait, and the last of them.
-    launched: Option<(u64, Kernel)>,
+    pub(super) launched: Option<(u64, Kernel)>,
+    /// Launches that are recorded, while they are.
+    pub(super) recorded: Option<Recorded>,
+    /// Memory that nobody has any more since launches are recorded: nothing may be waited for then.
+    pub(super) left: Vec<Address>,
     /// The call that failed, and its code: what was asked for may not have been done.
     failed: Option<(&'static str, u32)>,
 }
@@ -54,15 +59,23 @@ unsafe impl Send for Staging {}
 
 /// Memory of a device.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct Buffer(Arc<Held>);
+
+/// Memory that goes when neither its owner nor a recording has it.
+#[derive(Debug)]
+pub(super) struct Held {
     stream: Arc<Stream>,
     address: Address,
     bytes: u64,
 }
 
-impl Drop for Buffer {
+impl Drop for Held {
     fn drop(&mut self) {
         let Ok(mut state) = self.stream.enter() else { return };
+        if state.recorded.is_some() {
+            state.left.push(self.address);
+            return;
+        }
         // An error of a kernel is told by whoever waits for it next: the driver repeats it.
         let _ = self.stream.finish(&mut state);
         // SAFETY: nothing uses the memory any more: all that was asked for has been done, and the owner is gone.
@@ -73,18 +86,18 @@ impl Drop for Buffer {
 impl Buffer {
     /// How many there are.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.0.bytes
     }
 
     /// The address of a part; `offset` and `bytes` lie within.
     pub(super) fn at(&self, offset: u64, bytes: usize) -> Address {
         assert!(
-            offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes),
+            offset.checked_add(bytes as u64).is_some_and(|end| end <= self.0.bytes),
             "{bytes} bytes at {offset} of a buffer of {} bytes",
-            self.bytes
+            self.0.bytes
         );
         assert!(offset.is_multiple_of(4) && bytes.is_multiple_of(4), "{bytes} bytes at {offset}: no whole words");
-        self.address + offset
+        self.0.address + offset
     }
 }
 
@@ -145,7 +158,7 @@ impl Stream {
     }
 
     /// The state, for one caller; calls of this thread are about the device from here on.
-    fn enter(&self) -> Result<MutexGuard<'_, State>> {
+    pub(super) fn enter(&self) -> Result<MutexGuard<'_, State>> {
         // What a panic leaves behind is whole: every step ends before its result is noted.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.context.enter(&self.label)?;
@@ -185,7 +198,8 @@ impl Stream {
     }
 
     /// Waits until everything has been done.
-    fn finish(&self, state: &mut State) -> Result<()> {
+    pub(super) fn finish(&self, state: &mut State) -> Result<()> {
+        assert!(state.recorded.is_none(), "nothing is waited for while launches are recorded");
         // SAFETY: the stream is there as long as `self` is.
         let code = unsafe { (self.api.cuStreamSynchronize)(state.stream()) };
         self.check_after(state, code, "compute", "cuStreamSynchronize")?;
@@ -217,13 +231,14 @@ impl Stream {
             return Err(fault(FaultKind::GpuMemory { device, purpose, wanted: bytes, free, total }));
         }
         self.check_after(&mut state, code, format!("take {bytes} bytes for {purpose}"), "cuMemAlloc_v2")?;
-        Ok(Buffer { stream: Arc::clone(self), address, bytes: bytes.max(4) })
+        Ok(Buffer(Arc::new(Held { stream: Arc::clone(self), address, bytes: bytes.max(4) })))
     }
 
     /// Copies bytes to the device. They go through pinned memory, so that copying to it and from it overlap.
     pub fn write(&self, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut address = to.at(offset, bytes.len());
         let mut state = self.begin()?;
+        assert!(state.recorded.is_none(), "nothing is copied while launches are recorded");
         for chunk in bytes.chunks(STAGING_BYTES) {
             let (stream, staging) = (state.stream(), state.turn());
             // SAFETY: the event and the stream are there as long as `self` is.
@@ -247,6 +262,7 @@ impl Stream {
     pub fn read(&self, from: &Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let mut address = from.at(offset, bytes.len());
         let mut state = self.begin()?;
+        assert!(state.recorded.is_none(), "nothing is copied while launches are recorded");
         for chunk in bytes.chunks_mut(STAGING_BYTES) {
             let (stream, staging) = (state.stream(), state.turn());
             // SAFETY: both sides hold the bytes, and whatever used the pinned side before comes earlier in the stream.
@@ -272,7 +288,7 @@ impl Stream {
         let mut parameters = [std::ptr::null_mut::<c_void>(); BUFFERS + 1];
         constants[..launch.constants.len()].copy_from_slice(launch.constants);
         for (i, buffer) in launch.buffers.iter().enumerate() {
-            addresses[i] = buffer.address;
+            addresses[i] = buffer.0.address;
             parameters[i] = (&raw mut addresses[i]).cast();
         }
         parameters[launch.buffers.len()] = (&raw mut constants).cast();
@@ -284,7 +300,10 @@ impl Stream {
             (self.api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, 0, stream, parameters.as_mut_ptr(), extra)
         };
         self.check_after(&mut state, code, format!("start the kernel {}", kernel.function()), "cuLaunchKernel")?;
-        state.launched = Some((state.launched.map_or(0, |(count, _)| count) + 1, kernel));
+        match &mut state.recorded {
+            Some(recorded) => recorded.add(kernel, launch.buffers.iter().map(|buffer| Arc::clone(&buffer.0))),
+            None => state.was_launched(1, kernel),
+        }
         Ok(())
     }
 
@@ -335,6 +354,11 @@ impl Stream {
 impl State {
     pub(super) fn stream(&self) -> Handle {
         self.stream.expect("it was made when the device was opened")
+    }
+
+    /// Notes kernels that were started.
+    pub(super) fn was_launched(&mut self, count: u64, last: Kernel) {
+        self.launched = Some((self.launched.map_or(0, |(before, _)| before) + count, last));
     }
 
     /// The staging buffer whose turn it is.

@@ -1,10 +1,11 @@
 //! A device with what every backend on it needs: a pool of buffers, counted launches, faults on purpose.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
-use super::driver::{Driver, Launch};
+use super::driver::{Driver, Elapsed, Launch};
 use super::kernels::{Kernel, THREADS};
 use crate::error::{Fault, FaultKind, Place, Result};
 
@@ -27,14 +28,21 @@ pub enum InjectionKind {
     Numbers,
 }
 
+/// Buffers that nobody uses, by their bytes.
+type Pool<D> = BTreeMap<u64, Vec<<D as Driver>::Buffer>>;
+
 /// A device through one API.
 #[derive(Debug)]
 pub struct Device<D: Driver> {
     driver: D,
-    pool: Mutex<BTreeMap<u64, Vec<D::Buffer>>>,
+    pool: Mutex<Pool<D>>,
     launches: Arc<Launches>,
     /// Bytes that were taken, less what the pool gave back.
     allocated: AtomicU64,
+    /// Nanoseconds of waiting for what was read back.
+    waited: AtomicU64,
+    /// Whether launches are recorded: what the pool gives then is theirs.
+    recording: AtomicBool,
 }
 
 /// Launches of a device, or of several that compute one model, and the fault on purpose among them.
@@ -73,6 +81,22 @@ impl<D: Driver> Drop for Pooled<D> {
     }
 }
 
+/// Launches that can be done again and again, with the buffers that they leave their results in.
+#[derive(Debug)]
+pub struct Recorded<D: Driver> {
+    // Dropped first: it uses the buffers.
+    recording: D::Recording,
+    launches: u64,
+    _own: Pool<D>,
+}
+
+impl<D: Driver> Recorded<D> {
+    /// Launches that are done each time.
+    pub fn launches(&self) -> u64 {
+        self.launches
+    }
+}
+
 /// Bytes that the kernels of a launch read and write at most of wrong numbers.
 const WRONG_BYTES: usize = 1 << 16;
 
@@ -85,13 +109,23 @@ impl<D: Driver> Device<D> {
             armed: AtomicU64::new(u64::MAX),
             injected: Mutex::default(),
         };
-        Arc::new(Device { driver, pool: Mutex::default(), launches: Arc::new(launches), allocated: AtomicU64::new(0) })
+        Device::counted(driver, Arc::new(launches))
     }
 
     /// A device beside others, whose launches are counted together.
     pub fn beside(driver: D, others: &Device<D>) -> Arc<Device<D>> {
-        let launches = others.launches.clone();
-        Arc::new(Device { driver, pool: Mutex::default(), launches, allocated: AtomicU64::new(0) })
+        Device::counted(driver, others.launches.clone())
+    }
+
+    fn counted(driver: D, launches: Arc<Launches>) -> Arc<Device<D>> {
+        Arc::new(Device {
+            driver,
+            pool: Mutex::default(),
+            launches,
+            allocated: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            recording: AtomicBool::new(false),
+        })
     }
 
     /// Bytes of memory that were taken for weights and activations, less what was given back because there was too little.
@@ -107,6 +141,11 @@ impl<D: Driver> Device<D> {
     /// Launches so far.
     pub fn launches(&self) -> u64 {
         self.launches.count.load(Ordering::Relaxed)
+    }
+
+    /// Time of waiting for what was read back, so far.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
     /// Lets launches count from here on for the fault on purpose: what is computed from here on is looked at.
@@ -129,7 +168,7 @@ impl<D: Driver> Device<D> {
         *injected = Some((launch, kernel.function()));
     }
 
-    fn pool(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<D::Buffer>>> {
+    fn pool(&self) -> MutexGuard<'_, Pool<D>> {
         self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -166,7 +205,9 @@ impl<D: Driver> Device<D> {
     /// The first `count` words of a buffer.
     pub fn read_words(&self, buffer: &D::Buffer, count: usize) -> Result<Vec<u32>> {
         let mut bytes = vec![0; 4 * count];
+        let started = Instant::now();
         self.driver.read(buffer, 0, &mut bytes)?;
+        self.waited.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
     }
 
@@ -178,7 +219,7 @@ impl<D: Driver> Device<D> {
             return Err(Fault::new(Place::default(), fault));
         }
         let mut taken = self.driver.allocate(bytes.max(4), purpose);
-        if taken.is_err() && !self.pool().is_empty() {
+        if taken.is_err() && !self.pool().is_empty() && !self.recording.load(Ordering::Relaxed) {
             self.driver.wait()?;
             let pooled = std::mem::take(&mut *self.pool());
             let given_back = pooled.iter().map(|(bytes, buffers)| bytes * buffers.len() as u64).sum();
@@ -220,6 +261,35 @@ impl<D: Driver> Device<D> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Calls `work` and records its launches, with buffers of the pool that nobody else gets: [`Driver::record`]. What `work`
+    /// leaves of them goes with the recording; what it gives away, and rows that were there before, have to be kept as long as
+    /// it is replayed, or others get them. With a fault on purpose launches
+    /// are looked at one by one, and none is recorded: that panics.
+    pub fn record(&self, mut work: impl FnMut() -> Result<()>) -> Result<Recorded<D>> {
+        assert!(self.launches.injection.is_none(), "launches with a fault on purpose are not recorded");
+        let others = std::mem::take(&mut *self.pool());
+        self.recording.store(true, Ordering::Relaxed);
+        let before = self.launches();
+        let recording = self.driver.record(&mut work);
+        let launches = self.launches() - before;
+        self.launches.count.fetch_sub(launches, Ordering::Relaxed);
+        self.recording.store(false, Ordering::Relaxed);
+        let own = std::mem::replace(&mut *self.pool(), others);
+        Ok(Recorded { recording: recording?, launches, _own: own })
+    }
+
+    /// Does what was recorded once more.
+    pub fn replay(&self, recorded: &Recorded<D>) -> Result<()> {
+        self.launches.count.fetch_add(recorded.launches, Ordering::Relaxed);
+        self.driver.replay(&recorded.recording)
+    }
+
+    /// Does what was recorded so many times: how long the device took for all of them.
+    pub fn timed(&self, recorded: &Recorded<D>, times: u32) -> Result<Elapsed> {
+        self.launches.count.fetch_add(recorded.launches * u64::from(times), Ordering::Relaxed);
+        self.driver.timed(&recorded.recording, times)
     }
 
     /// Makes the numbers of a buffer wrong.

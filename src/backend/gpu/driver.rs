@@ -13,6 +13,8 @@ use crate::error::Result;
 pub trait Driver: Debug + Send + Sync {
     /// Memory of the device.
     type Buffer: Debug + Send + Sync;
+    /// Launches that were recorded, to be done as often as is wanted.
+    type Recording: Debug + Send + Sync;
 
     /// The API's name in options and reports: `cuda`, `vulkan`.
     fn name(&self) -> &'static str;
@@ -46,6 +48,33 @@ pub trait Driver: Debug + Send + Sync {
     fn launch(&self, launch: &Launch<'_, Self::Buffer>) -> Result<()>;
     /// Waits until everything has been done.
     fn wait(&self) -> Result<()>;
+
+    /// Calls `work` and records its launches instead of doing them. Memory may be taken meanwhile, but nothing is copied or
+    /// waited for, and nobody else uses the device: that panics. The recording keeps the memory of its launches.
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Self::Recording>;
+    /// Does what was recorded once more, after everything that was asked for before.
+    fn replay(&self, recording: &Self::Recording) -> Result<()>;
+    /// Waits until everything has been done, then does what was recorded so many times, and tells how long that took.
+    fn timed(&self, recording: &Self::Recording, times: u32) -> Result<Elapsed>;
+}
+
+/// How long the device took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Elapsed {
+    /// From the beginning of the first launch to the end of the last.
+    pub seconds: f64,
+    /// Who measured it.
+    pub clock: Clock,
+}
+
+/// Who measures how long something takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum Clock {
+    /// The device, between two marks of its own.
+    Device,
+    /// The host, from handing over to the end of waiting: the device has no clock.
+    Host,
 }
 
 /// How bytes come from another device.

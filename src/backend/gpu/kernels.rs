@@ -40,6 +40,8 @@ pub enum Name {
     Add,
     Swiglu,
     Predict,
+    Read,
+    FmaPeak,
 }
 
 /// How weights are stored, as far as kernels differ: groups of any size are one coding.
@@ -92,7 +94,8 @@ impl Name {
     /// The file of its source, without an ending.
     pub fn file(self) -> &'static str {
         match self {
-            Name::Matmul | Name::Experts | Name::Embed | Name::Absorb | Name::Predict => self.into(),
+            Name::Matmul | Name::Experts | Name::Embed | Name::Absorb | Name::Predict | Name::Read => self.into(),
+            Name::FmaPeak => "peak",
             Name::Attend | Name::Merge => "attention",
             Name::IndexScores | Name::TopPositions => "indexer",
             Name::Choose | Name::GroupRows | Name::Combine => "router",
@@ -109,7 +112,8 @@ impl Name {
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
             Name::Swiglu | Name::Predict => 3,
-            Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add => 2,
+            Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read => 2,
+            Name::FmaPeak => 1,
         }
     }
 }
@@ -118,7 +122,7 @@ impl Name {
     /// The buffer that it writes numbers to; `None` for one that writes others.
     pub fn output(self) -> Option<usize> {
         match self {
-            Name::TopPositions | Name::Choose | Name::GroupRows | Name::Predict => None,
+            Name::TopPositions | Name::Choose | Name::GroupRows | Name::Predict | Name::Read => None,
             Name::Rope | Name::Add => Some(0),
             Name::CopyRows => Some(1),
             Name::Experts => Some(3),

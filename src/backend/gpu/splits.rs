@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::driver::{DeviceMemory, Driver, Launch, Limits};
+use super::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
 use super::kernels::Coding;
 use super::weight::Layout;
 use super::*;
@@ -18,6 +18,7 @@ struct Small<D: Driver> {
 
 impl<D: Driver> Driver for Small<D> {
     type Buffer = D::Buffer;
+    type Recording = D::Recording;
 
     fn name(&self) -> &'static str {
         self.driver.name()
@@ -49,6 +50,15 @@ impl<D: Driver> Driver for Small<D> {
     }
     fn wait(&self) -> Result<()> {
         self.driver.wait()
+    }
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<D::Recording> {
+        self.driver.record(work)
+    }
+    fn replay(&self, recording: &D::Recording) -> Result<()> {
+        self.driver.replay(recording)
+    }
+    fn timed(&self, recording: &D::Recording, times: u32) -> Result<Elapsed> {
+        self.driver.timed(recording, times)
     }
 }
 

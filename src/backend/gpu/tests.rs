@@ -30,6 +30,9 @@ pub(in crate::backend) fn every_kernel<D: Driver>(gpu: &Gpu<D>, extent: Extent) 
     choices_and_experts(gpu);
     caches(gpu);
     predictions(gpu);
+    reads(gpu);
+    multiplies(gpu);
+    recordings(gpu);
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -358,6 +361,94 @@ fn predictions<D: Driver>(gpu: &Gpu<D>) {
     assert_eq!((said[0].id, said[0].margin()), (0, 0.0));
     assert!((said[0].log_sum_exp - (1.0 + 600f64.ln())).abs() < 1e-6);
     assert!(!said[1].log_sum_exp.is_finite());
+}
+
+/// The sums of what is read are those of all words, each of them.
+fn reads<D: Driver>(gpu: &Gpu<D>) {
+    let device = gpu.gpu();
+    let pieces = 3 * 2048 + 77;
+    let mut words: Vec<u32> = (0..4 * pieces as u32).map(|at| at.wrapping_mul(2_654_435_761) ^ at >> 3).collect();
+    let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let buffer = device.allocate(16 * pieces as u64, "a test").unwrap();
+    let sums = device.allocate(peaks::SUM_BYTES, "a test").unwrap();
+    device.driver().write(&buffer, 0, &bytes(&words)).unwrap();
+    let total = |values: &[u32]| values.iter().fold(0u32, |sum, &value| sum.wrapping_add(value));
+    let read = |range: Range<usize>| {
+        let count = device.read_pieces(&buffer, range.start as u64..range.end as u64, &sums).unwrap();
+        total(&device.read_words(&sums, count as usize).unwrap())
+    };
+    let ranges = [0..1, 0..255, 0..2047, 0..2048, 0..2049, 5..pieces, pieces - 1..pieces, 100..100 + 2 * 2048];
+    for range in ranges {
+        assert_eq!(read(range.clone()), total(&words[4 * range.start..4 * range.end]), "pieces {range:?}");
+    }
+    for changed in [0, 3, 4 * 2048 - 1, 4 * 2048, 4 * pieces - 1] {
+        words[changed] ^= 0x0100_0001;
+        device.driver().write(&buffer, 4 * changed as u64, &words[changed].to_le_bytes()).unwrap();
+        assert_eq!(read(0..pieces), total(&words), "word {changed}");
+    }
+    // More tiles than groups.
+    let constants = [0, pieces as u32];
+    device.launch(Kernel::plain(Name::Read), [2, 1, 1], &[&buffer, &sums], &constants).unwrap();
+    assert_eq!(total(&device.read_words(&sums, 16).unwrap()), total(&words));
+}
+
+/// Products and sums in registers are those of the formula.
+fn multiplies<D: Driver>(gpu: &Gpu<D>) {
+    let device = gpu.gpu();
+    let out = device.allocate(4 * 512, "a test").unwrap();
+    let constants = [3, 0.75f32.to_bits(), 0.5f32.to_bits()];
+    device.launch(Kernel::plain(Name::FmaPeak), [2, 1, 1], &[&out], &constants).unwrap();
+    let chain = |k: usize| (0..3 * 16).fold(k as f32, |x, _| x.mul_add(0.75, 0.5));
+    let expected: f32 = (0..8).map(chain).sum();
+    for word in device.read_words(&out, 512).unwrap() {
+        assert!((f32::from_bits(word) - expected).abs() <= 1e-4, "{}, not {expected}", f32::from_bits(word));
+    }
+}
+
+/// What was recorded is done as often as it is asked for, in its turn, with memory that nobody else has any more.
+fn recordings<D: Driver>(gpu: &Gpu<D>) {
+    let device = gpu.gpu();
+    let (x, y) = (rows_of(gpu, &[1.0, 2.0], 2), device.allocate(8, "a test").unwrap());
+    device.driver().write(&y, 0, &[10f32.to_le_bytes(), 20f32.to_le_bytes()].concat()).unwrap();
+    let before = device.launches();
+    let recorded = device
+        .record(|| {
+            let (twice, sum) = (gpu.concat(&x, &x)?, gpu.slice(&x, 0..1, 0..2)?);
+            device.launch(Kernel::plain(Name::Add), [1, 1, 1], &[sum.buffer(), &y], &[2])?;
+            device.launch(Kernel::plain(Name::Add), [1, 1, 1], &[x.buffer(), sum.buffer()], &[2])?;
+            drop(twice);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!((recorded.launches(), device.launches()), (5, before));
+    assert_eq!(gpu.read(&x).unwrap(), [1.0, 2.0], "nothing is done yet");
+    drop(y);
+    // What is made meanwhile is not in the place of what the recording uses.
+    let others: Vec<Rows<D>> = (0..8).map(|_| rows_of(gpu, &[1000.0; 4], 2)).collect();
+    // x + (x + y), again and again.
+    device.replay(&recorded).unwrap();
+    assert_eq!(gpu.read(&x).unwrap(), [12.0, 24.0]);
+    let elapsed = device.timed(&recorded, 2).unwrap();
+    assert_eq!(gpu.read(&x).unwrap(), [78.0, 156.0]);
+    assert!(elapsed.seconds > 0.0, "{elapsed:?}");
+    assert_eq!(device.launches() - before, 15);
+    assert!(others.iter().all(|rows| gpu.read(rows).unwrap() == [1000.0; 4]));
+    device.replay(&recorded).unwrap();
+    drop(recorded);
+    assert_eq!(gpu.read(&x).unwrap(), [166.0, 332.0]);
+    // More launches than a submission has.
+    let (mut sum, one) = (rows_of(gpu, &[0.0], 1), rows_of(gpu, &[1.0], 1));
+    let many = device.record(|| (0..200).try_for_each(|_| gpu.add(&mut sum, &one))).unwrap();
+    (0..3).for_each(|_| device.replay(&many).unwrap());
+    assert_eq!(gpu.read(&sum).unwrap(), [600.0]);
+    // What fails while it is recorded is told, and the device goes on.
+    let most = device.driver().limits().groups[1] as usize;
+    let failing = device.record(|| {
+        gpu.add(&mut sum, &one)?;
+        device.launch(Kernel::plain(Name::Add), [1, most + 1, 1], &[sum.buffer(), one.buffer()], &[1])
+    });
+    assert!(failing.unwrap_err().to_string().starts_with("add "));
+    assert_eq!(gpu.read(&sum).unwrap(), [600.0]);
 }
 
 /// A fault on purpose makes a launch fail, or its numbers wrong; then the device goes on.

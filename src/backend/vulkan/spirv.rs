@@ -53,6 +53,8 @@ const CODE: &[(&str, &[u8])] = &code![
     "add",
     "swiglu",
     "predict",
+    "read",
+    "fma_peak",
     "matmul_f32_subgroup",
     "matmul_int8_row_subgroup",
     "matmul_int4_row_subgroup",

@@ -7,23 +7,28 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ash::vk;
 
+use super::Held;
 use super::adapter::MAX_BUFFERS;
 use super::core::{Block, Core};
 use super::memory::Part;
 use super::pipelines::Ready;
+use super::recording::Recorded;
+use crate::backend::gpu::driver::{Clock, Elapsed};
 use crate::backend::gpu::kernels::Kernel;
 use crate::error::{Fault, FaultKind, Place, Result};
 
 /// Submissions that may be on their way.
 const FRAMES: usize = 4;
+/// Two marks of the time, after those of the frames.
+const MARKS: u32 = 2 * FRAMES as u32;
 /// Bytes of memory for data to the device, of each frame, and for data back.
 const STAGING_BYTES: u64 = 8 << 20;
 /// Most launches of a submission.
-const MOST_LAUNCHES: u32 = 64;
+pub(super) const MOST_LAUNCHES: u32 = 64;
 /// A submission that took longer is followed by smaller ones, one that took less than a quarter by larger ones.
 const LONG: Duration = Duration::from_millis(100);
 
@@ -41,6 +46,8 @@ pub(super) struct Stream {
     launches: u32,
     /// How long to wait for a submission.
     patience: Duration,
+    /// Launches that are recorded, while they are.
+    recorded: Option<Recorded>,
     /// What ended everything.
     broken: Option<Broken>,
 }
@@ -124,6 +131,7 @@ impl Stream {
             back: Staging::default(),
             launches: 1,
             patience,
+            recorded: None,
             broken: None,
         };
         // From here on the stream gives back what it has, whatever fails.
@@ -135,8 +143,7 @@ impl Stream {
         let doing = || "open the device".to_owned();
         let core = &self.core;
         if core.adapter.tick.is_some() {
-            let info =
-                vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(2 * FRAMES as u32);
+            let info = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(MARKS + 2);
             // SAFETY: the device is alive, here and below.
             let answer = unsafe { core.device.create_query_pool(&info, None) };
             self.queries = core.check("vkCreateQueryPool", doing, answer)?;
@@ -180,6 +187,7 @@ impl Stream {
 
     /// Copies bytes to a part of the device's memory.
     pub fn write(&mut self, to: Part, offset: u64, bytes: &[u8]) -> Result<()> {
+        assert!(self.recorded.is_none(), "nothing is copied while launches are recorded");
         let mut at = to.at + offset;
         let mut left = bytes;
         while !left.is_empty() {
@@ -213,6 +221,7 @@ impl Stream {
 
     /// Copies bytes back, when everything before has been done.
     pub fn read(&mut self, from: Part, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        assert!(self.recorded.is_none(), "nothing is copied while launches are recorded");
         let mut at = from.at + offset;
         let count = bytes.len();
         for piece in bytes.chunks_mut(STAGING_BYTES as usize) {
@@ -241,76 +250,93 @@ impl Stream {
         kernel: Kernel,
         ready: Ready,
         groups: [u32; 3],
-        buffers: &[Part],
+        buffers: &[&Arc<Held>],
         constants: &[u32],
     ) -> Result<()> {
+        if let Some(recorded) = &mut self.recorded {
+            return recorded.launch(self.launches, kernel, ready, groups, buffers, constants);
+        }
         self.begin()?;
-        self.barrier(vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE);
-        self.bind(kernel, ready, buffers)?;
+        let Frame { commands, descriptors, .. } = self.frames[self.at];
+        let parts: Vec<Part> = buffers.iter().map(|held| held.part).collect();
+        self.core.dispatch((commands, descriptors), kernel, ready, groups, &parts, constants)?;
         let frame = &mut self.frames[self.at];
-        let device = &self.core.device;
-        let bytes: Vec<u8> = constants.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // SAFETY: the frame is being recorded, here and below; the layout has room for the constants.
-        unsafe {
-            device.cmd_bind_pipeline(frame.commands, vk::PipelineBindPoint::COMPUTE, ready.pipeline);
-        }
-        if !bytes.is_empty() {
-            // SAFETY: as above.
-            unsafe {
-                device.cmd_push_constants(frame.commands, ready.layout, vk::ShaderStageFlags::COMPUTE, 0, &bytes);
-            }
-        }
-        // SAFETY: as above; pipeline, descriptors and constants are bound.
-        unsafe { device.cmd_dispatch(frame.commands, groups[0], groups[1], groups[2]) };
-        frame.first = frame.first.or(Some(kernel));
-        frame.last = Some(kernel);
-        frame.launches += 1;
-        if frame.launches >= self.launches {
-            self.submit()?;
-        }
+        frame.copies = None;
+        self.was_launched(kernel, kernel, 1)?;
         self.core.validate(|| format!("run {}", kernel.function()))
     }
 
-    /// Tells the device where a kernel's buffers are.
-    fn bind(&mut self, kernel: Kernel, ready: Ready, buffers: &[Part]) -> Result<()> {
-        let core = &self.core;
-        let frame = &self.frames[self.at];
-        let infos: Vec<[vk::DescriptorBufferInfo; 1]> = buffers
-            .iter()
-            .map(|part| [vk::DescriptorBufferInfo { buffer: part.buffer, offset: part.at, range: part.bytes }])
-            .collect();
-        let mut set = vk::DescriptorSet::null();
-        if core.push.is_none() {
-            let layouts = [ready.set];
-            let info =
-                vk::DescriptorSetAllocateInfo::default().descriptor_pool(frame.descriptors).set_layouts(&layouts);
-            // SAFETY: the pool is the frame's own and has room for all its launches.
-            let answer = unsafe { core.device.allocate_descriptor_sets(&info) };
-            let doing = || format!("run {}", kernel.function());
-            set = core.check("vkAllocateDescriptorSets", doing, answer)?[0];
+    /// Notes kernels of the frame, and hands it over when it has enough.
+    fn was_launched(&mut self, first: Kernel, last: Kernel, launches: u32) -> Result<()> {
+        let frame = &mut self.frames[self.at];
+        frame.first = frame.first.or(Some(first));
+        frame.last = Some(last);
+        frame.launches += launches;
+        if frame.launches >= self.launches { self.submit() } else { Ok(()) }
+    }
+
+    /// Records launches from here on, instead of doing them.
+    pub fn start_recording(&mut self) -> Result<()> {
+        self.refuse_broken()?;
+        assert!(self.recorded.is_none(), "launches are recorded already");
+        self.recorded = Some(Recorded::new(Arc::clone(&self.core))?);
+        Ok(())
+    }
+
+    /// What was recorded since then.
+    pub fn end_recording(&mut self) -> Result<Recorded> {
+        let recorded = self.recorded.take().expect("launches are recorded");
+        recorded.ended()
+    }
+
+    /// Does what was recorded.
+    pub fn replay(&mut self, recorded: &Recorded) -> Result<()> {
+        for portion in recorded.portions() {
+            self.begin()?;
+            let frame = &mut self.frames[self.at];
+            frame.copies = None;
+            // SAFETY: the frame is being recorded; the portion is whole, may be in several frames, and is there until the
+            // device is done with it: `Recording` waits before it goes.
+            unsafe { self.core.device.cmd_execute_commands(frame.commands, &[portion.commands]) };
+            self.was_launched(portion.first, portion.last, portion.launches)?;
         }
-        let writes: Vec<vk::WriteDescriptorSet<'_>> = (0..)
-            .zip(&infos)
-            .map(|(at, info)| {
-                vk::WriteDescriptorSet::default()
-                    .dst_set(set)
-                    .dst_binding(at)
-                    .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
-                    .buffer_info(info)
-            })
-            .collect();
-        let point = vk::PipelineBindPoint::COMPUTE;
-        match &core.push {
-            Some(push) => {
-                // SAFETY: the frame is being recorded, the layout was made for such descriptors.
-                unsafe { push.cmd_push_descriptor_set(frame.commands, point, ready.layout, 0, &writes) };
-            }
-            None => {
-                // SAFETY: the set was just allocated, so the device does not use it.
-                unsafe { core.device.update_descriptor_sets(&writes, &[]) };
-                // SAFETY: the frame is being recorded, the set is of the layout's.
-                unsafe { core.device.cmd_bind_descriptor_sets(frame.commands, point, ready.layout, 0, &[set], &[]) };
-            }
+        self.core.validate(|| "run recorded kernels".to_owned())
+    }
+
+    /// Does what was recorded so many times: how long the device took.
+    pub fn timed(&mut self, recorded: &Recorded, times: u32) -> Result<Elapsed> {
+        self.wait()?;
+        let started = Instant::now();
+        self.mark(0)?;
+        (0..times).try_for_each(|_| self.replay(recorded))?;
+        self.mark(1)?;
+        self.wait()?;
+        let Some(tick) = self.core.adapter.tick else {
+            return Ok(Elapsed { seconds: started.elapsed().as_secs_f64(), clock: Clock::Host });
+        };
+        let mut times = [0u64; 2];
+        // SAFETY: both were written by frames that are done.
+        let answer = unsafe {
+            let wait = vk::QueryResultFlags::TYPE_64;
+            self.core.device.get_query_pool_results(self.queries, MARKS, &mut times, wait)
+        };
+        self.core.check("vkGetQueryPoolResults", || "measure time".to_owned(), answer)?;
+        let seconds = times[1].saturating_sub(times[0]) as f64 * tick * 1e-9;
+        Ok(Elapsed { seconds, clock: Clock::Device })
+    }
+
+    /// Lets the device note the time, first or last.
+    fn mark(&mut self, number: u32) -> Result<()> {
+        if self.queries == vk::QueryPool::null() {
+            return Ok(());
+        }
+        self.begin()?;
+        let frame = &mut self.frames[self.at];
+        let stage = vk::PipelineStageFlags::BOTTOM_OF_PIPE;
+        // SAFETY: the frame is being recorded, and no frame uses these two queries; each is reset before it is written.
+        unsafe {
+            self.core.device.cmd_reset_query_pool(frame.commands, self.queries, MARKS + number, 1);
+            self.core.device.cmd_write_timestamp(frame.commands, stage, self.queries, MARKS + number);
         }
         Ok(())
     }
@@ -352,23 +378,7 @@ impl Stream {
     /// Whatever was recorded or submitted before is done, and seen, before what comes next.
     fn barrier(&mut self, next: vk::AccessFlags) {
         let frame = &mut self.frames[self.at];
-        let barrier = [vk::MemoryBarrier::default()
-            .src_access_mask(vk::AccessFlags::SHADER_WRITE | vk::AccessFlags::TRANSFER_WRITE)
-            .dst_access_mask(next)];
-        let work = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER;
-        let after = if next == vk::AccessFlags::HOST_READ { vk::PipelineStageFlags::HOST } else { work };
-        // SAFETY: the frame is being recorded.
-        unsafe {
-            self.core.device.cmd_pipeline_barrier(
-                frame.commands,
-                work,
-                after,
-                vk::DependencyFlags::empty(),
-                &barrier,
-                &[],
-                &[],
-            );
-        }
+        self.core.barrier(frame.commands, next);
         frame.copies = None;
     }
 
