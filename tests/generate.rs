@@ -54,6 +54,7 @@ fn of(prompt: Prompt) -> Options {
         stop_at_ids: true,
         stop_at_repetition: true,
         device: Device::Cpu,
+        unused: Vec::new(),
         threads: 0,
         memory: None,
     }
