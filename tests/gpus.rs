@@ -24,9 +24,10 @@ fn nano() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/nano")
 }
 
-/// All runs of parts on three devices.
+/// Runs of parts on three devices: every cut between two of them, and some between three; the emulation is slow.
 fn placements() -> Vec<Vec<usize>> {
     let cuts = (0..=PARTS).flat_map(|first| (first..=PARTS).map(move |second| (first, second)));
+    let cuts = cuts.filter(|(first, second)| first == second || (first + 2 * second) % 5 == 0);
     let device = |part: usize, first: usize, second: usize| usize::from(part >= first) + usize::from(part >= second);
     cuts.map(|(first, second)| (0..PARTS).map(|part| device(part, first, second)).collect()).collect()
 }
@@ -137,7 +138,8 @@ fn references_are_exact_on_any_number_of_gpus() {
                 assert!(gpu["device"].as_str().unwrap().contains(&format!("(cuda:{number},")), "{gpu}");
                 // Whoever computes was given rows, but for the first.
                 assert_eq!(of(gpu, "copied_bytes") > 0, of(gpu, "dispatches") > 0 && at > computing, "{entry:#}");
-                assert_eq!(of(gpu, "dispatches") > 0, of(gpu, "memory_bytes") > 0);
+                // An MTP layer that has a GPU for itself may not be asked for anything.
+                assert!(of(gpu, "dispatches") == 0 || of(gpu, "memory_bytes") > 0, "{entry:#}");
             }
         }
     }
