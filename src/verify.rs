@@ -30,7 +30,9 @@ use crate::weights::{ModelKind, Weights};
 use stage::Stage;
 use weights::Opened;
 
-pub use tokens::{LOGPROB_TOLERANCE, OWN_REFERENCE, TokenOptions, positions};
+pub use tokens::{
+    FAST_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, OWN_REFERENCE, TokenOptions, logprob_tolerance, positions,
+};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,9 +1,9 @@
 //! Experts in tiers against experts that are all on the device, bit for bit: for any API.
 
 use super::*;
-use crate::backend::gpu::kernels::Kernel;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::driver::{DeviceMemory, Elapsed, Launch, Limits};
+use crate::backend::gpu::kernels::Kernel;
 use crate::backend::samples::{matrix, numbers};
 use crate::backend::{Backend, Routing};
 use crate::error::{Fault, FaultKind, Place};
