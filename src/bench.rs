@@ -132,7 +132,7 @@ pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport
             let measures = pool.install(|| gpu::kernels(&gpu, options, progress))?;
             Ok(on_gpu(&gpu, options, report("kernels", threads, measures)))
         }
-        Device::Several(_) => return Err(several().into()),
+        Device::Several(_) => Err(several().into()),
         Device::Reference | Device::Cpu => {
             // Whole matrices of the largest shape, of which one is made while the others are there.
             check_memory(options.bytes().saturating_add(kernels::LARGEST_BYTES.saturating_mul(2)))?;

@@ -258,9 +258,11 @@ fn every_failure_names_the_device() {
     ] {
         told += &format!("## {setting} {value}\n{}\n", refused("cuda:0,1", &[(setting, value)]));
     }
-    let arguments = ["generate", "--prompt-ids", "1", "--quiet", "--device", "cuda:0,1", "--memory", "4M"];
-    let (code, document, _) = ran(&[], &arguments);
-    assert_eq!((code, &document["refused"][0]["kind"]), (Some(2), &"gpu-memory-limit".into()), "{document:#}");
+    let bounded = ["generate", "--prompt-ids", "1", "--quiet", "--device", "cuda:0,1"];
+    for (flag, size, kind) in [("--memory", "1K", "generation-too-large"), ("--device-memory", "100K", "gpus-memory")] {
+        let (code, document, _) = ran(&[], &[&bounded[..], &[flag, size]].concat());
+        assert_eq!((code, &document["refused"][0]["kind"]), (Some(2), &kind.into()), "{document:#}");
+    }
     insta::assert_snapshot!(told);
 }
 
@@ -278,4 +280,29 @@ fn verify_shows_what_each_gpu_did() {
         table[1].starts_with("cuda:0,1") && table[1].contains("(cuda:0,") && table[2].contains("(cuda:1,"),
         "{out}"
     );
+}
+
+/// GPUs that have no room for all experts together: each has tiers for its layers, and no token depends on that.
+#[test]
+fn experts_are_in_tiers_on_each_gpu() {
+    let generated = |device: &str, more: &[&str]| {
+        let arguments = ["generate", "--prompt-ids", "1,2,3,4,5", "--max-tokens", "4", "--quiet", "--device", device];
+        ran(&[], &[&arguments[..], more].concat())
+    };
+    let (_, whole, _) = generated("cuda", &[]);
+    let (code, refusal, _) = generated("cuda:0,1", &["--device-memory", "6000K"]);
+    assert_eq!((code, &refusal["refused"][0]["kind"]), (Some(2), &"gpus-memory".into()), "{refusal:#}");
+    let message = refusal["refused"][0]["message"].as_str().unwrap();
+    assert!(message.contains("of which 6144000 may be taken"), "{message}");
+    for (device, kilobytes, drafts) in [("cuda:0,1", 7000, "1"), ("cuda:0,1", 8000, "0"), ("cuda:0,0,2", 6500, "0")] {
+        let (code, report, said) = generated(device, &["--device-memory", &format!("{kilobytes}K"), "--draft", drafts]);
+        assert_eq!((code, &report["ids"]), (Some(0), &whole["ids"]), "{report:#}{said}");
+        let of = |key: &str| report["device_experts"][key].as_u64().unwrap_or_else(|| panic!("{report:#}"));
+        assert_eq!(of("uploads"), of("requests") - of("hits"), "{report:#}");
+        assert!(of("uploads") > 0, "{report:#}");
+        assert_eq!(report["experts"]["requests"].as_u64(), Some(of("uploads")), "{report:#}");
+        for gpu in report["gpu"]["devices"].as_array().unwrap() {
+            assert!(gpu["memory_bytes"].as_u64().unwrap() <= kilobytes << 10, "{report:#}");
+        }
+    }
 }

@@ -404,7 +404,9 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         }
         K::GpuMemory { .. } => "end what else uses the GPU, or use --device cpu".into(),
         K::GpusMemory { .. } => {
-            "name more GPUs, end what else uses them, or use --device cpu, which reads routed experts from the disk".into()
+            "name more GPUs, end what else uses them, give more where --device-memory bounds them, or use --device cpu, which reads \
+             routed experts from the disk"
+                .into()
         }
         K::DeviceUnused { .. } => "`coliconv devices` says what can be done about it".into(),
         K::GpuMemoryLimit { .. } | K::GpuExpertsMemory { .. } => {

@@ -50,7 +50,7 @@ fn product<B: Backend>(backend: &B, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
 }
 
 fn product_with<B: Backend>(backend: &B, weight: &B::Weight, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
-    backend.read(&backend.matmul(&weight, &rows_of(backend, x, matrix.columns)).unwrap()).unwrap()
+    backend.read(&backend.matmul(weight, &rows_of(backend, x, matrix.columns)).unwrap()).unwrap()
 }
 
 /// Close to the reference, by Σ|terms|; each row alone has the same bits.
