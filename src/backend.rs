@@ -17,11 +17,13 @@
 pub mod cpu;
 pub mod cuda;
 pub mod gpu;
+mod opened;
 mod places;
 mod present;
 pub mod reference;
 #[cfg(test)]
 pub(crate) mod samples;
+mod several;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tolerances;
@@ -35,9 +37,11 @@ use crate::experts;
 use crate::roles::Projection;
 use crate::weights::{Located, Matrix};
 
+pub use opened::{Found, Gpus, OnGpus, Work, check_mode};
 pub use places::{Places, Seen};
 pub use present::Present;
-pub use tally::{Counters, Counts, Operation, Tally};
+pub use several::{Api, Several};
+pub use tally::{Counters, Counts, OnDevice, Operation, Tally};
 
 /// Where a model runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,12 +54,20 @@ pub enum Device {
     Cuda(usize),
     /// The device of that number that Vulkan shows, in the order of [`vulkan::list`].
     Vulkan(usize),
+    /// Several GPUs, over which the layers of one model go.
+    Several(Several),
 }
 
 impl Device {
-    /// Reads `reference`, `cpu`, `cuda[:N]` or `vulkan[:N]`, which stands at `flag`; anything else is refused as
+    /// What can stand there, in words.
+    const EXPECTED: &str = "reference, cpu, cuda[:N[,N…]] or vulkan[:N[,N…]]";
+
+    /// Reads `reference`, `cpu`, `cuda[:N[,N…]]` or `vulkan[:N[,N…]]`, which stands at `flag`; anything else is refused as
     /// [`FaultKind::FlagValue`].
     pub fn parse(flag: &'static str, text: &str) -> Result<Device> {
+        if text.contains(',') {
+            return Several::parse(flag, text).map(Device::Several);
+        }
         let (api, number) = text.split_once(':').unwrap_or((text, "0"));
         match (api, number.parse()) {
             ("cuda", Ok(number)) => Ok(Device::Cuda(number)),
@@ -63,8 +75,8 @@ impl Device {
             ("reference", _) if text == "reference" => Ok(Device::Reference),
             ("cpu", _) if text == "cpu" => Ok(Device::Cpu),
             _ => {
-                let expected = "reference, cpu, cuda[:N] or vulkan[:N]";
-                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: text.to_owned() }))
+                let found = text.to_owned();
+                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected: Device::EXPECTED, found }))
             }
         }
     }
@@ -84,6 +96,7 @@ impl fmt::Display for Device {
             Device::Cuda(number) => write!(f, "cuda:{number}"),
             Device::Vulkan(0) => f.write_str("vulkan"),
             Device::Vulkan(number) => write!(f, "vulkan:{number}"),
+            Device::Several(several) => several.fmt(f),
         }
     }
 }

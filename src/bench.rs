@@ -113,6 +113,11 @@ pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     Ok(report("convert", threads, measures))
 }
 
+/// The refusal of several GPUs: their speed together is not measured.
+fn several() -> Fault {
+    Fault::new(Place::default(), FaultKind::NotAvailable { name: "`coliconv bench` on several GPUs" })
+}
+
 /// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
 pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
     check_size(options, LEAST_BYTES, "at least 1M")?;
@@ -129,6 +134,7 @@ pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport
             let measures = pool.install(|| gpu::kernels(&gpu, options, progress))?;
             Ok(on_gpu(&gpu, options, report("kernels", threads, measures)))
         }
+        Device::Several(_) => Err(several().into()),
         Device::Reference | Device::Cpu => {
             // Whole matrices of the largest shape, of which one is made while the others are there.
             check_memory(options.bytes().saturating_add(kernels::LARGEST_BYTES.saturating_mul(2)))?;
@@ -157,6 +163,7 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
             let measures = pool.install(|| gpu::decode(&gpu, &synthetic, options, progress))?;
             on_gpu(&gpu, options, report("decode", threads, measures))
         }
+        Device::Several(_) => return Err(several().into()),
         Device::Reference | Device::Cpu => {
             let scratch = Scratch::create(&options.directory)?;
             let container = scratch.path.join("model");

@@ -44,6 +44,11 @@ fn cuda_device(description: &Description) -> DevicesGpu {
         memory_bytes: description.total,
         free_bytes: memory.as_ref().ok().map(|memory| memory.free),
         kernels: images::code(description.architecture).map(images::Code::name),
+        peers: cuda::peers(description.ordinal)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|peer| format!("{}:{peer}", cuda::NAME))
+            .collect(),
         unusable: memory.as_ref().err().map(why),
     }
 }
@@ -67,6 +72,7 @@ fn vulkan_device(adapter: &Adapter) -> DevicesGpu {
         memory_bytes: adapter.memory_bytes,
         free_bytes: memory.as_ref().ok().map(|memory| memory.free),
         kernels: memory.is_ok().then(|| adapter.kernels().to_owned()),
+        peers: Vec::new(),
         unusable: memory.as_ref().err().map(why),
     }
 }

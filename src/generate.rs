@@ -4,28 +4,31 @@
 //! and gives its text away piece by piece ([`Watch`]), each as soon as it is certain. Drafts, batches and threads change
 //! no token: [`crate::model::drafting`].
 
+mod opened;
+
 use std::path::Path;
 use std::time::Instant;
 
-use crate::backend::reference::{Reference as Plain, spare_rows};
-use crate::backend::{Backend, Device, cuda, vulkan};
-use crate::config::{CONFIG_FILE, Config, IndexerType, stop_ids};
+use crate::backend::gpu::placement::Spread;
+use crate::backend::reference::Reference as Plain;
+use crate::backend::{Backend, Device, Mode, OnGpus, Work};
+use crate::config::{CONFIG_FILE, Config, stop_ids};
 use crate::container::manifest::Manifest;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
+use crate::model::Model;
 use crate::model::chat::{ChatTemplate, Message};
 use crate::model::detokenize::Detokenizer;
 use crate::model::drafting::Decoding;
 use crate::model::ending::{StopReason, repetition};
-use crate::model::memory::{Allowed, Needs};
 use crate::model::sampler::Sampler;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{CHUNK_ROWS, Model, check_memory, memory, plain_bytes};
 use crate::report::{DeviceExperts, Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, GpuRun, Severity};
 use crate::score::encode::{PrefixChoice, prefix, prefixed};
 use crate::score::identity::sha256_of;
 use crate::threads;
 use crate::weights::{Model as Stored, Weights};
+use opened::Opened;
 
 /// Most tokens of a text where nobody says how many; fewer where the model's context ends before.
 pub const DEFAULT_MAX_TOKENS: usize = 256;
@@ -68,6 +71,10 @@ pub struct Options {
     pub stop_at_repetition: bool,
     /// Where to compute.
     pub device: Device,
+    /// How sums are formed.
+    pub mode: Mode,
+    /// Devices that were left out of it, with the reason.
+    pub unused: Vec<(String, String)>,
     /// Threads; 0 for one per core.
     pub threads: usize,
     /// Memory for the model, in bytes; by default what is available.
@@ -130,33 +137,7 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
         return Err(Fault::new(Place::file(path), FaultKind::NoMtpHead).into());
     }
     let positions = (ids.len() + max_tokens) as u64;
-    let too_large = |fault| too_large(fault, positions);
-    let cpu = match options.device {
-        Device::Reference => {
-            check_memory(path, needed_bytes(config, positions), options.memory).map_err(too_large)?;
-            None
-        }
-        Device::Cpu => Some(memory::cpu(path, config, positions, options.memory).map_err(too_large)?),
-        Device::Cuda(_) | Device::Vulkan(_) => None,
-    };
-    let needs = || [Needs::of(path, config, memory::gpu_positions(positions), CHUNK_ROWS as u64)];
-    let allowed = Allowed { memory: options.memory, device: options.device_memory };
-    let (mut cuda, mut vulkan) = (None, None);
-    match options.device {
-        Device::Cuda(number) => {
-            let gpu = cuda::backend(number, None)?;
-            let tiers = memory::fits_gpu(&needs(), gpu.gpu(), allowed).map_err(too_large)?[0];
-            tiers.iter().for_each(|tiers| watch.plan(&tiers.told()));
-            cuda = Some(gpu.in_tiers(tiers));
-        }
-        Device::Vulkan(number) => {
-            let gpu = vulkan::backend(number, None)?;
-            let tiers = memory::fits_gpu(&needs(), gpu.gpu(), allowed).map_err(too_large)?[0];
-            tiers.iter().for_each(|tiers| watch.plan(&tiers.told()));
-            vulkan = Some(gpu.in_tiers(tiers));
-        }
-        Device::Reference | Device::Cpu => {}
-    }
+    let opened = Opened::open(path, config, positions, options, watch).map_err(|fault| too_large(fault, positions))?;
     let stop_ids = match options.stop_at_ids {
         true => stop_ids(path, config)?,
         false => Vec::new(),
@@ -168,14 +149,14 @@ pub fn generate(path: &Path, options: &Options, watch: &dyn Watch) -> Result<Gen
     let pool = threads::pool(options.threads, path)?;
     let run =
         Run { path, options, weights, tokenizer: &tokenizer, prompt: &ids, stop_ids: &stop_ids, max_tokens, watch };
-    let said = pool.install(|| match (&cpu, &cuda, &vulkan) {
-        (Some(cpu), _, _) => run.on(cpu, started),
-        (_, Some(gpu), _) => run.on(gpu, started),
-        (_, _, Some(gpu)) => run.on(gpu, started),
-        _ => run.on(&Plain::default(), started),
+    let said = pool.install(|| match opened {
+        Opened::Reference => run.on(&Plain::default(), started),
+        Opened::Cpu(cpu) => run.on(&cpu, started),
+        Opened::Gpus(gpus, spread) => gpus.run(&spread, Started { run: &run, started }),
     })?;
     let mut report = run.report(said, stored.kind().name(), prompt, started);
     let mut warnings = stored.findings();
+    warnings.extend(Finding::of_unused(path, &options.unused));
     if options.stop_at_ids && stop_ids.is_empty() {
         let endless = Fault::new(Place::file(path.join(CONFIG_FILE)), FaultKind::NoStopIds);
         let endless = Finding::new(Severity::Warning, &endless);
@@ -251,16 +232,6 @@ fn has_head(weights: &dyn Weights) -> bool {
     layer.is_some_and(|layer| weights.contains(&format!("model.layers.{layer}.eh_proj.weight")))
 }
 
-/// The memory that a run on the plain backend needs, in bytes, small things apart: the weights, and what is kept of each
-/// position.
-fn needed_bytes(config: &Config, positions: u64) -> u64 {
-    let layers = config.num_hidden_layers + config.num_nextn_predict_layers;
-    let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
-    let values = layers * (config.kv_lora_rank + config.qk_rope_head_dim) + indexers * config.index_head_dim;
-    let kept = positions.saturating_add(spare_rows(positions));
-    plain_bytes(config).saturating_add(kept.saturating_mul(4 * values))
-}
-
 /// A run that can start.
 struct Run<'a> {
     path: &'a Path,
@@ -289,6 +260,20 @@ struct Said {
     experts: Option<Experts>,
     device_experts: Option<DeviceExperts>,
     gpu: Option<GpuRun>,
+}
+
+/// A run on GPUs, since when it runs.
+struct Started<'a> {
+    run: &'a Run<'a>,
+    started: Instant,
+}
+
+impl Work for Started<'_> {
+    type Done = Said;
+
+    fn on<B: OnGpus>(self, backend: &B, _: &dyn Fn(&Spread) -> Result<B>) -> Result<Said, Faults> {
+        self.run.on(backend, self.started)
+    }
 }
 
 impl Run<'_> {

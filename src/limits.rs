@@ -109,6 +109,8 @@ pub const MAX_TEMPLATE_SOURCE_BYTES: u64 = 64 << 10;
 pub const MAX_TEMPLATE_DEPTH: usize = 64;
 /// Most tokens that are drafted before each verification.
 pub const MAX_DRAFTS: usize = 16;
+/// Most GPUs that compute one model.
+pub const MAX_GPUS: usize = 16;
 /// Most parts of a run.
 pub const MAX_PARTS: usize = 1 << 16;
 /// Largest file that the Hub keeps in git itself, in bytes; larger ones go to LFS or Xet.

@@ -31,7 +31,9 @@ use crate::error::{Faults, Result};
 use crate::io::read_small;
 use crate::model::Model;
 
-pub use compare::{Agreement, Drafts, Matches, NEAR_TIE_MARGIN, accepted_drafts, compare};
+pub use compare::{
+    Agreement, Drafts, FAST_NEAR_TIE_MARGIN, Matches, NEAR_TIE_MARGIN, accepted_drafts, compare, near_tie_margin,
+};
 pub use fingerprint::{Difference, Fingerprint, differences, fingerprint};
 
 /// Largest reference file that is read, in bytes.

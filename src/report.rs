@@ -11,6 +11,8 @@ mod publish;
 mod score;
 mod verify;
 
+use std::path::Path;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +20,7 @@ pub use self::bench::{BenchDocument, BenchMeasure, BenchReport, BenchTokenBytes}
 pub use self::devices::{DevicesApi, DevicesCpu, DevicesGpu, DevicesReport};
 pub use self::diff::{DiffClass, DiffDocument, DiffElement, DiffReport, DiffSide, DiffTensor, Side};
 pub use self::generate::{GenerateDocument, GenerateDraft, GenerateReport, GenerateStop};
-pub use self::gpu::{GpuOperation, GpuRun};
+pub use self::gpu::{GpuDevice, GpuOperation, GpuRun};
 pub use self::pipeline::{PipelineDocument, PipelineReport, PipelineStep, StepStatus};
 pub use self::publish::{PublishDocument, PublishFile, PublishListing, PublishReport, PublishStep, Storage};
 pub use self::score::{
@@ -32,7 +34,7 @@ pub use self::verify::{
 };
 pub use crate::backend::gpu::tiers::Counters as DeviceExperts;
 pub use crate::error::Severity;
-use crate::error::{Fault, FaultKind, escaped, escaped_whole};
+use crate::error::{Fault, FaultKind, Place, escaped, escaped_whole};
 pub use crate::experts::Counters as Experts;
 
 /// Something that a report tells about a file or tensor.
@@ -66,6 +68,15 @@ impl Finding {
             message: fault.kind.to_string(),
             hint: fault.hint(),
         }
+    }
+
+    /// A warning for each device that is not used, with the reason, about the model in `path`.
+    pub fn of_unused(path: &Path, unused: &[(String, String)]) -> Vec<Finding> {
+        let warning = |(device, reason): &(String, String)| {
+            let kind = FaultKind::DeviceUnused { device: device.clone(), reason: reason.clone() };
+            Finding::new(Severity::Warning, &Fault::new(Place::file(path), kind))
+        };
+        unused.iter().map(warning).collect()
     }
 
     /// Something that was accepted: odd, or only worth knowing.

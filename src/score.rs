@@ -32,7 +32,7 @@ mod worst;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::backend::Device;
+use crate::backend::{Device, Mode, check_mode};
 use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -102,6 +102,10 @@ pub struct Options {
     pub finish: bool,
     /// Where to compute; by default on the CPU.
     pub device: Option<Device>,
+    /// How sums are formed.
+    pub mode: Mode,
+    /// Devices that were left out of it, with the reason.
+    pub unused: Vec<(String, String)>,
     /// Threads; 0 for one per core.
     pub threads: usize,
     /// Memory for the models, in bytes; by default what is available.
@@ -128,6 +132,9 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let config = model.weights().config().clone();
     let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
     let mut on_gpu = None;
+    if !options.finish {
+        check_mode(options.device(), options.mode)?;
+    }
     let plan = match (options.finish, options.device()) {
         (true, _) => None,
         (false, Device::Reference) => {
@@ -145,7 +152,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
             match device {
                 device if device.is_gpu() => {
                     let allowed = Allowed { memory: options.memory, device: options.device_memory };
-                    on_gpu = memory::on_gpu(&models, longest, allowed, device)?;
+                    on_gpu = Some(memory::on_gpu(&models, longest, allowed, device)?);
                     None
                 }
                 _ => Some(memory::plan(&models, longest, options.memory)?),
@@ -158,7 +165,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let pool = threads::pool(options.threads, path)?;
     watch.phase("hashing the model");
     let identity = pool.install(|| Identity::of(path))?;
-    let (backend, mode) = run::backend(options.device());
+    let (backend, mode) = run::backend(options.device(), options.mode);
     let binding = Binding {
         model: identity.model_sha256.clone(),
         tokenizer: identity.tokenizer_sha256.clone(),
@@ -209,6 +216,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     report.tokens_per_second = (run.tokens > 0).then(|| run.tokens as f64 / run.scoring_seconds.max(1e-9));
     report.peak_anonymous_bytes = run.peak_anonymous_bytes;
     report.warnings = model.findings();
+    report.warnings.extend(Finding::of_unused(path, &options.unused));
     if let Some(same) = baseline.as_ref().filter(|baseline| baseline.model_sha256 == identity.model_sha256) {
         let kind = FaultKind::BaselineSameModel { hash: same.model_sha256.clone() };
         report.warnings.push(Finding::new(Severity::Warning, &Fault::new(Place::file(&same.path), kind)));
@@ -282,7 +290,7 @@ struct Job<'a> {
     store: bool,
     /// Of a run on the CPU.
     plan: Option<memory::Plan>,
-    /// Of one on a GPU that has no room for all experts.
+    /// Of a run on GPUs.
     on_gpu: Option<memory::OnGpu>,
     watch: &'a dyn Watch,
 }

@@ -16,6 +16,7 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use crate::backend::Mode;
 use crate::checkpoint::Checkpoint;
 use crate::container::manifest::{CARD_FILE, FileRecord, Manifest, has_model_card};
 use crate::container::reader::{Container, StoredWeight, Survey};
@@ -30,7 +31,9 @@ use crate::weights::{ModelKind, Weights};
 use stage::Stage;
 use weights::Opened;
 
-pub use tokens::{LOGPROB_TOLERANCE, OWN_REFERENCE, TokenOptions, positions};
+pub use tokens::{
+    FAST_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, OWN_REFERENCE, TokenOptions, logprob_tolerance, positions,
+};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -197,6 +200,7 @@ fn check_options(path: &Path, kind: ModelKind, options: &Options) -> Result<(), 
     let token_flags = [
         (!asked.references.is_empty(), "--reference"),
         (!asked.devices.is_empty(), "--device"),
+        (asked.mode != Mode::Exact, "--mode"),
         (asked.write_reference.is_some(), "--write-reference"),
     ];
     if let Some(&(_, flag)) = token_flags.iter().find(|(given, _)| *given && options.level < Level::Tokens) {

@@ -217,3 +217,69 @@ fn wrong_kernels_are_noticed() {
     cuda.read(&x, 0, &mut back).unwrap();
     assert!(back.iter().all(|&byte| byte == 0xff));
 }
+
+/// Rounded sums: what they say is near, not the same, and a report says so. No device without such kernels takes the mode.
+#[test]
+fn fast_mode_is_near_and_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = |settings: &[(&str, &str)], arguments: &[&str]| {
+        let mut command = coliconv(folder(), settings);
+        let output = command.arg(arguments[0]).arg(nano()).args(&arguments[1..]).arg("--json").output().unwrap();
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), document)
+    };
+    // One reference: the emulation is slow.
+    let text = fs::read_to_string(nano().join("expected/tokens-source.json")).unwrap();
+    let all: Value = serde_json::from_str(&text).unwrap();
+    let reference = dir.path().join("reference.json");
+    fs::write(&reference, serde_json::json!({"references": [all["references"][0]]}).to_string()).unwrap();
+    let reference = reference.to_str().unwrap();
+    let verify =
+        |device: &str| ran(&[], &["verify", "--quiet", "--reference", reference, "--device", device, "--mode", "fast"]);
+    let (code, one) = verify("cuda");
+    assert_eq!((code, &one["verdict"]), (Some(0), &"pass".into()), "{one:#}");
+    for entry in one["tokens"].as_array().unwrap() {
+        let apart = entry["max_abs_logprob_diff"].as_f64().unwrap();
+        assert!(entry["mode"] == "fast" && 2e-5 < apart && apart < 0.05, "{entry:#}");
+    }
+    let (_, two) = verify("cuda:0,0");
+    let figures = |report: &Value| -> Vec<Value> {
+        report["tokens"].as_array().unwrap().iter().map(|entry| entry["max_abs_logprob_diff"].clone()).collect()
+    };
+    assert_eq!(figures(&one), figures(&two));
+    let generate = ["generate", "--quiet", "--prompt-ids", "1,2,3", "--max-tokens", "4", "--mode", "fast"];
+    let (code, report) = ran(&[], &[&generate[..], &["--device", "cuda"]].concat());
+    assert_eq!((code, &report["mode"]), (Some(0), &"fast".into()), "{report:#}");
+    // Rows that were scored in one mode are not gone on with in the other.
+    let out = dir.path().join("scores");
+    let verse = format!("verse={}", nano().join("expected/verse.jsonl").to_str().unwrap());
+    let score =
+        ["score", "--quiet", "--task", &verse, "--limit", "1", "--device", "cuda", "--out", out.to_str().unwrap()];
+    let (code, report) = ran(&[], &[&score[..], &["--mode", "fast"]].concat());
+    assert_eq!((code, &report["mode"]), (Some(0), &"fast".into()), "{report:#}");
+    let (code, report) = ran(&[], &score);
+    assert_eq!((code, report["refused"].is_array()), (Some(2), true), "{report:#}");
+    for (settings, device) in [
+        (&[][..], "cpu"),
+        (&[], "reference"),
+        (&[("EMULATED_CUDA_CAPABILITY", "75")], "cuda"),
+        (&[("EMULATED_CUDA_CAPABILITY", "90,75"), ("EMULATED_CUDA_DEVICES", "2")], "cuda:0,1"),
+    ] {
+        for arguments in [
+            &generate[..],
+            &["verify", "--quiet", "--mode", "fast"],
+            &["score", "--quiet", "--task", &verse, "--mode", "fast"],
+        ] {
+            let arguments = [arguments, &["--device", device]].concat();
+            let (code, refusal) = ran(settings, &arguments);
+            assert_eq!((code, &refusal["refused"][0]["kind"]), (Some(2), &"mode-not-available".into()), "{refusal:#}");
+            let message = refusal["refused"][0]["message"].as_str().unwrap();
+            assert!(message.starts_with("--mode fast is not available on "), "{message}");
+        }
+    }
+    let written = dir.path().join("r.json");
+    let written = written.to_str().unwrap();
+    let write = ["verify", "--quiet", "--device", "cuda", "--mode", "fast", "--write-reference", written];
+    let (code, refusal) = ran(&[], &write);
+    assert_eq!((code, &refusal["refused"][0]["kind"]), (Some(2), &"flag-needs".into()), "{refusal:#}");
+}

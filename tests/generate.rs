@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coliconv::backend::cpu::Cpu;
-use coliconv::backend::{Backend, Device};
+use coliconv::backend::{Backend, Device, Mode};
 use coliconv::convert;
 use coliconv::error::Faults;
 use coliconv::generate::{Options, Prompt, Unwatched, Watch, generate};
@@ -54,6 +54,8 @@ fn of(prompt: Prompt) -> Options {
         stop_at_ids: true,
         stop_at_repetition: true,
         device: Device::Cpu,
+        mode: Mode::Exact,
+        unused: Vec::new(),
         threads: 0,
         memory: None,
         device_memory: None,

@@ -147,6 +147,42 @@ fn every_device_verifies_the_same_references() {
     assert_eq!(out.lines().filter(|line| line.contains("tokens-source.json ")).count(), entries.len(), "{out}");
 }
 
+/// One device that is opened several times computes one model to the same bits, each time with a part of its memory.
+#[test]
+fn several_devices_say_what_one_says() {
+    if !present() {
+        return;
+    }
+    let reference = reference();
+    let devices = ["vulkan:0", "vulkan:0,0", "vulkan:0,0,0"];
+    let mut command = verify(&["--reference", reference.to_str().unwrap()]);
+    for device in devices {
+        command.args(["--device", device]);
+    }
+    let (code, report, said) = ran(&mut command);
+    assert_eq!((code, &report["verdict"]), (0, &"pass".into()), "{report:#}{said}");
+    let entries = report["tokens"].as_array().unwrap();
+    assert!(entries.len() >= devices.len() && entries.len() % devices.len() == 0);
+    for of_reference in entries.chunks(devices.len()) {
+        for (entry, gpus) in of_reference.iter().zip(1..) {
+            for key in ["reference", "number", "teacher_forced", "greedy", "mtp", "max_abs_logprob_diff"] {
+                assert_eq!(entry[key], of_reference[0][key], "{entry:#}");
+            }
+            assert_eq!(entry["gpu"]["operations"], of_reference[0]["gpu"]["operations"]);
+            let on = entry["gpu"]["devices"].as_array().unwrap();
+            assert_eq!(on.len(), gpus);
+            for (at, gpu) in on.iter().enumerate() {
+                assert_eq!(gpu["copied_bytes"].as_u64().unwrap() > 0, at > 0, "{entry:#}");
+                assert!(gpu["dispatches"].as_u64().unwrap() > 0 && gpu["memory_bytes"].as_u64().unwrap() > 0);
+            }
+        }
+    }
+    let (code, document, _) = ran(&mut verify(&["--device", "vulkan:0,77"]));
+    assert_eq!((code, &document["refused"][0]["kind"]), (2, &"gpu-ordinal".into()));
+    let (code, document, _) = ran(&mut verify(&["--device", "vulkan:0,0", "--memory", "1M"]));
+    assert_eq!((code, &document["refused"][0]["kind"]), (2, &"gpu-memory-limit".into()), "{document:#}");
+}
+
 #[test]
 fn faults_on_purpose_change_the_verdict() {
     if !present() {
@@ -178,8 +214,9 @@ fn text_is_that_of_the_cpu() {
         assert_eq!(code, 0, "{said}");
         report
     };
-    let (cpu, gpu) = (generated("cpu", "0"), generated("vulkan", "0"));
-    assert_eq!(gpu["ids"], cpu["ids"]);
+    let (cpu, gpu, twice) = (generated("cpu", "0"), generated("vulkan", "0"), generated("vulkan:0,0", "0"));
+    assert_eq!((&gpu["ids"], &twice["ids"]), (&cpu["ids"], &cpu["ids"]));
+    assert_eq!(gpu["gpu"]["operations"], twice["gpu"]["operations"]);
     assert_eq!(generated("vulkan", "2")["ids"], cpu["ids"]);
     assert!(gpu["gpu"]["dispatches"].as_u64().unwrap() > 100, "{gpu:#}");
 }

@@ -8,6 +8,7 @@ mod device;
 pub mod images;
 #[cfg(test)]
 mod on_gpu;
+mod peers;
 mod recording;
 mod stream;
 #[cfg(all(test, target_os = "linux"))]
@@ -16,7 +17,7 @@ mod upload;
 
 use std::sync::Arc;
 
-pub use device::{Description, list, memory};
+pub use device::{Description, list, memory, peers};
 pub use recording::Recording;
 pub use stream::Buffer;
 
@@ -24,8 +25,9 @@ use self::images::Prefer;
 use self::stream::Stream;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
-use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
+use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits, Route};
 use crate::backend::gpu::kernels::Kernel;
+use crate::backend::gpu::many;
 use crate::error::Result;
 
 /// The backend's name in options and reports.
@@ -59,6 +61,11 @@ impl Cuda {
 /// A backend on the GPU of that number, with a fault on purpose.
 pub fn backend(ordinal: usize, injection: Option<Injection>) -> Result<Gpu<Cuda>> {
     Ok(Gpu::new(Cuda::open(ordinal)?, injection))
+}
+
+/// GPUs of these numbers, whose launches are counted together, with a fault on purpose on one of them.
+pub fn gpus(numbers: impl Iterator<Item = usize>, injection: Option<Injection>) -> Result<Vec<Gpu<Cuda>>> {
+    many::open(numbers, injection, Cuda::open)
 }
 
 impl Driver for Cuda {
@@ -123,6 +130,14 @@ impl Driver for Cuda {
 
     fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32> {
         self.0.resident(kernel, shared_bytes)
+    }
+
+    fn meet(&self, other: &Cuda) -> Result<Route> {
+        self.0.meet(&other.0)
+    }
+
+    fn copy_from(&self, to: &Buffer, other: &Cuda, from: &Buffer, bytes: u64) -> Result<()> {
+        self.0.copy_from(to, &other.0, from, bytes)
     }
 
     fn launch(&self, launch: &Launch<'_, Buffer>) -> Result<()> {

@@ -10,10 +10,14 @@ pub mod device;
 pub mod driver;
 pub mod kernels;
 mod lists;
+pub mod many;
 mod measured;
 mod moe;
 pub mod peaks;
+pub mod placement;
 mod rows;
+#[cfg(test)]
+pub(in crate::backend) mod splits;
 mod stream;
 #[cfg(test)]
 pub(in crate::backend) mod tests;
@@ -24,7 +28,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, Operation, Places, Prediction, Rope, Routed, Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, OnDevice, Operation, Places, Prediction, Rope, Routed,
+    Routing, Tally,
 };
 use crate::error::{Faults, Result};
 use crate::experts;
@@ -88,6 +93,12 @@ impl<D: Driver> Gpu<D> {
     /// The same with sums formed in another mode.
     pub fn in_mode(self, mode: Mode) -> Gpu<D> {
         Gpu { mode, ..self }
+    }
+
+    /// On a device beside others that compute the same model: launches are counted together.
+    pub fn beside(driver: D, others: &Gpu<D>) -> Gpu<D> {
+        let device = Device::beside(driver, &others.device);
+        Gpu { device, tally: Tally::default(), made: lists::Made::default(), mode: Mode::Exact, tiers: None }
     }
 
     /// The device.
@@ -215,7 +226,14 @@ impl<D: Driver> Backend for Gpu<D> {
     }
 
     fn counters(&self) -> Counters {
-        self.tally.counters()
+        let counters = self.tally.counters();
+        let on_device = OnDevice {
+            device: self.device(),
+            dispatches: counters.total().dispatches,
+            copied_bytes: 0,
+            allocated_bytes: self.device.allocated(),
+        };
+        Counters(counters.0, vec![on_device])
     }
 
     fn arm(&self) {

@@ -47,21 +47,41 @@ pub struct Counts {
     pub busy: Duration,
 }
 
-/// Counts by operation and, where a weight takes part, by its format's name.
+impl Counts {
+    /// Both together.
+    pub fn and(self, other: Counts) -> Counts {
+        Counts {
+            dispatches: self.dispatches + other.dispatches,
+            fallbacks: self.fallbacks + other.fallbacks,
+            busy: self.busy + other.busy,
+        }
+    }
+}
+
+/// Counts by operation and, where a weight takes part, by its format's name; and of each GPU what it did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counters(pub BTreeMap<(Operation, Option<&'static str>), Counts>);
+pub struct Counters(pub BTreeMap<(Operation, Option<&'static str>), Counts>, pub Vec<OnDevice>);
+
+/// What one GPU of those that compute a model did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OnDevice {
+    /// The device's own name.
+    pub device: String,
+    /// Operations that ran on it.
+    pub dispatches: u64,
+    /// Bytes that it was given from other GPUs.
+    pub copied_bytes: u64,
+    /// Bytes of its memory that are taken for weights and activations.
+    pub allocated_bytes: u64,
+}
 
 impl Counters {
     /// All counts together.
     pub fn total(&self) -> Counts {
-        self.0.values().fold(Counts::default(), |sum, counts| Counts {
-            dispatches: sum.dispatches + counts.dispatches,
-            fallbacks: sum.fallbacks + counts.fallbacks,
-            busy: sum.busy + counts.busy,
-        })
+        self.0.values().fold(Counts::default(), |sum, &counts| sum.and(counts))
     }
 
-    /// What was counted since these counts were taken.
+    /// What was counted since these counts were taken; memory is that of now.
     pub fn since(&self, earlier: &Counters) -> Counters {
         let grown = |(key, counts): (&(Operation, Option<&'static str>), &Counts)| {
             let before = earlier.0.get(key).copied().unwrap_or_default();
@@ -72,7 +92,15 @@ impl Counters {
             };
             (counts.dispatches + counts.fallbacks > 0).then_some((*key, counts))
         };
-        Counters(self.0.iter().filter_map(grown).collect())
+        let on_device = |(at, now): (usize, &OnDevice)| {
+            let before = earlier.1.get(at);
+            OnDevice {
+                dispatches: now.dispatches - before.map_or(0, |before| before.dispatches),
+                copied_bytes: now.copied_bytes - before.map_or(0, |before| before.copied_bytes),
+                ..now.clone()
+            }
+        };
+        Counters(self.0.iter().filter_map(grown).collect(), self.1.iter().enumerate().map(on_device).collect())
     }
 
     /// Time of one operation, whatever the format.

@@ -26,6 +26,7 @@ use crate::backend::gpu::Gpu;
 use crate::backend::gpu::device::Injection;
 use crate::backend::gpu::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
 use crate::backend::gpu::kernels::Kernel;
+use crate::backend::gpu::many;
 use crate::error::{Fault, Result};
 pub use adapter::{Adapter, Kind, Missing};
 use api::Api;
@@ -51,8 +52,17 @@ pub fn validate() {
 
 /// A backend on the device of that number, with a fault on purpose.
 pub fn backend(ordinal: usize, injection: Option<Injection>) -> Result<Gpu<Vulkan>> {
+    Ok(Gpu::new(opened(ordinal)?, injection))
+}
+
+fn opened(ordinal: usize) -> Result<Vulkan> {
     let validation = VALIDATION.load(Ordering::Relaxed);
-    Ok(Gpu::new(Vulkan::open(Options { ordinal, validation, ..Options::default() })?, injection))
+    Vulkan::open(Options { ordinal, validation, ..Options::default() })
+}
+
+/// GPUs of these numbers, whose launches are counted together, with a fault on purpose on one of them.
+pub fn gpus(numbers: impl Iterator<Item = usize>, injection: Option<Injection>) -> Result<Vec<Gpu<Vulkan>>> {
+    many::open(numbers, injection, opened)
 }
 
 /// How a device is opened.

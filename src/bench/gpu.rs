@@ -245,6 +245,7 @@ pub(super) fn opened(device: backend::Device, bytes: u64) -> Result<Option<Strin
     match device {
         backend::Device::Reference | backend::Device::Cpu => Ok(None),
         backend::Device::Cuda(number) => of(&cuda::backend(number, None)?, bytes),
+        backend::Device::Several(_) => Err(super::several()),
         backend::Device::Vulkan(number) => of(&vulkan::backend(number, None)?, bytes),
     }
 }

@@ -54,6 +54,9 @@ fn gpu(gpu: &DevicesGpu) -> String {
     let kernels = gpu.kernels.as_ref().map_or(String::new(), |kernels| format!(", kernels of {kernels}"));
     let mut out = format!("{}: {}\n", gpu.device, escaped(&gpu.name));
     out += &format!("  capability {}, driver of {}, {memory}{kernels}\n", gpu.capability, escaped(&gpu.driver));
+    if !gpu.peers.is_empty() {
+        out += &format!("  copies directly from {}\n", gpu.peers.join(", "));
+    }
     if let Some(reason) = &gpu.unusable {
         out += &format!("  not usable\n{}", because(reason));
     }

@@ -74,7 +74,7 @@ pub(crate) struct Arguments {
 impl Arguments {
     fn options(&self) -> Result<Options, Fault> {
         let device = self.running.devices()?.first().copied().unwrap_or(Device::Cpu);
-        self.running.check_mode()?;
+        let mode = self.running.mode()?;
         self.running.check_device_memory(&[device])?;
         let max_tokens = self.max_tokens.as_deref().map(|text| match text.parse() {
             Ok(count @ 1..=MAX_TOKENS) => Ok(count),
@@ -92,6 +92,8 @@ impl Arguments {
             stop_at_ids: !self.ignore_stop_ids,
             stop_at_repetition: !self.keep_repeating,
             device,
+            mode,
+            unused: self.running.unused()?,
             threads: self.running.threads,
             memory: self.running.memory,
             device_memory: self.running.device_memory,
@@ -196,7 +198,6 @@ fn standard_input() -> Result<String, Fault> {
 
 /// Runs `generate`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
-    arguments.running.check_available()?;
     let Talk { json, quiet } = arguments.talk;
     let speaker = Speaker::new(json, quiet);
     let generated = generate(&arguments.path, &arguments.options()?, &speaker);

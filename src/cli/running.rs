@@ -3,18 +3,19 @@
 use clap::{ArgAction, Args};
 
 use super::progress::duration;
-use super::{not_available, size};
-use crate::backend::Device;
+use super::size;
+use crate::backend::{Api, Device, Mode, Present};
 use crate::error::{Fault, FaultKind, Place, Result};
 use crate::report::DeviceExperts;
 
 /// Flags of `generate`, `score` and `verify` alike.
 #[derive(Debug, Args)]
 pub(super) struct Running {
-    /// Where to compute: reference, cpu, cuda[:N] or vulkan[:N] [default: cpu]
+    /// Where to compute: reference, cpu, cuda[:N[,N…]|:all] or vulkan[:N[,N…]|:all]; several numbers are one model on several
+    /// GPUs [default: cpu]
     #[arg(long, value_name = "D", action = ArgAction::Set, num_args = 1)]
     device: Vec<String>,
-    /// How sums are formed
+    /// How sums are formed: exact, or fast, on CUDA alone, with rounded activations
     #[arg(long, value_name = "MODE", default_value = "exact")]
     mode: String,
     /// Threads; 0 for one per core [default: 0]
@@ -30,14 +31,15 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Refuses what is planned but not there.
-    pub(super) fn check_available(&self) -> Result<()> {
-        if self.mode == "fast" { Err(not_available("--mode fast")) } else { Ok(()) }
-    }
-
     /// The devices that are asked for, in order; none where nobody asks.
     pub(super) fn devices(&self) -> Result<Vec<Device>> {
-        self.device.iter().map(|text| Device::parse("--device", text)).collect()
+        self.device.iter().map(|text| device(text).map(|(device, _)| device)).collect()
+    }
+
+    /// The devices that `all` leaves out, with the reason.
+    pub(super) fn unused(&self) -> Result<Vec<(String, String)>> {
+        let unused: Vec<_> = self.device.iter().map(|text| Ok(device(text)?.1)).collect::<Result<_>>()?;
+        Ok(unused.concat())
     }
 
     /// Refuses to bound the memory of a GPU where none is asked for.
@@ -49,15 +51,12 @@ impl Running {
         Ok(())
     }
 
-    /// Refuses a mode that does not exist.
-    pub(super) fn check_mode(&self) -> Result<()> {
-        match self.mode.as_str() {
-            "exact" => Ok(()),
-            other => {
-                let (flag, expected) = ("--mode", "exact or fast");
-                Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: other.to_owned() }))
-            }
-        }
+    /// The mode; one that does not exist is refused.
+    pub(super) fn mode(&self) -> Result<Mode> {
+        self.mode.parse().map_err(|_| {
+            let (flag, expected) = ("--mode", "exact or fast");
+            Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found: self.mode.clone() })
+        })
     }
 }
 
@@ -67,4 +66,12 @@ pub(super) fn device_experts(experts: Option<DeviceExperts>) -> String {
     let DeviceExperts { requests, hits, bytes_uploaded, budget_bytes, wait_seconds, .. } = experts;
     let (uploaded, room, waited) = (size::human(bytes_uploaded), size::human(budget_bytes), duration(wait_seconds));
     format!("experts on the GPU: {hits} of {requests} there, in {room}; {uploaded} uploaded, {waited} of waiting\n")
+}
+
+/// A device, and what is left out of it.
+fn device(text: &str) -> Result<(Device, Vec<(String, String)>)> {
+    match text.split_once(':').map(|(api, number)| (api.parse::<Api>(), number)) {
+        Some((Ok(api), "all")) => Present::all_of(api),
+        _ => Ok((Device::parse("--device", text)?, Vec::new())),
+    }
 }

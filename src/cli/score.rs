@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
 impl Arguments {
     fn options(&self) -> Result<Options, Fault> {
         let device = self.running.devices()?.first().copied();
-        self.running.check_mode()?;
+        let mode = self.running.mode()?;
         self.running.check_device_memory(device.as_slice())?;
         if self.limit == Some(0) {
             return wrong("--limit", "a number above 0", "0");
@@ -96,6 +96,8 @@ impl Arguments {
             part: self.part,
             finish: self.finish,
             device,
+            mode,
+            unused: self.running.unused()?,
             threads: self.running.threads,
             memory: self.running.memory,
             device_memory: self.running.device_memory,
@@ -137,7 +139,6 @@ fn threshold(text: &str) -> Result<f64, Fault> {
 
 /// Runs `score`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
-    arguments.running.check_available()?;
     let report = score(&arguments.path, &arguments.options()?, &Meter::new(arguments.talk.quiet))?;
     tell(&findings_text(&report.warnings));
     tell(&excluded_text(&report));

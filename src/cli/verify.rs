@@ -14,7 +14,7 @@ use crate::error::{Fault, FaultKind, Faults, Place, escaped};
 use crate::io::{is_same_file, read_small, write_whole};
 use crate::limits;
 use crate::part::Part;
-use crate::report::{CheckStatus, Verdict, VerifyReport, VerifyTokens};
+use crate::report::{CheckStatus, GpuDevice, Verdict, VerifyReport, VerifyTokens};
 use crate::verify::parts::{finish, part_file, verify_part};
 use crate::verify::{Level, Options, TokenOptions, verify};
 
@@ -33,7 +33,8 @@ enum LevelArgument {
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 #[command(mut_arg("device", |arg| {
-    let help = "Where to compute: reference, cpu, cuda[:N] or vulkan[:N]; may be given several times [default: cpu]";
+    let help = "Where to compute: reference, cpu, cuda[:N[,N…]|:all] or vulkan[:N[,N…]|:all]; several numbers are one model on \
+                several GPUs; may be given several times, each is a run of its own [default: cpu]";
     arg.action(ArgAction::Append).help(help)
 }))]
 pub(crate) struct Arguments {
@@ -75,10 +76,11 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn tokens(&self) -> Result<TokenOptions, Fault> {
-        self.running.check_mode()?;
+        let mode = self.running.mode()?;
         let injection = self.injection()?;
         let present = if self.all_devices { Present::find() } else { Present::default() };
-        let unused = present.unused.iter().map(|(device, fault)| (device.clone(), fault.to_string())).collect();
+        let mut unused = self.running.unused()?;
+        unused.extend(present.unused.iter().map(|(device, fault)| (device.clone(), fault.to_string())));
         let devices = if self.all_devices { present.devices } else { self.running.devices()? };
         // Where all are asked for there need not be a GPU.
         if !self.all_devices {
@@ -87,6 +89,7 @@ impl Arguments {
         Ok(TokenOptions {
             references: self.reference.clone(),
             devices,
+            mode,
             unused,
             write_reference: self.write_reference.clone(),
             memory: self.running.memory,
@@ -119,7 +122,6 @@ const INJECTED_LAUNCH: &str = "1";
 
 /// Runs `verify`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
-    arguments.running.check_available()?;
     let level = match arguments.level {
         LevelArgument::Structure => Level::Structure,
         LevelArgument::Payload => Level::Payload,
@@ -209,6 +211,33 @@ fn tokens_text(report: &VerifyReport) -> String {
     format!("\n{}", text::table(&header, &header[2..], report.tokens.iter().map(row).collect()))
 }
 
+/// What each of several GPUs did that computed one model, all references together.
+fn gpus_text(report: &VerifyReport) -> String {
+    let mut rows: Vec<(String, GpuDevice)> = Vec::new();
+    for entry in &report.tokens {
+        let gpus = entry.gpu.iter().map(|gpu| &gpu.devices).filter(|gpus| gpus.len() > 1);
+        for (at, gpu) in gpus.flatten().enumerate() {
+            match rows.iter_mut().filter(|(device, _)| *device == entry.device).nth(at) {
+                Some((_, sum)) => {
+                    sum.dispatches += gpu.dispatches;
+                    sum.copied_bytes += gpu.copied_bytes;
+                    sum.memory_bytes = sum.memory_bytes.max(gpu.memory_bytes);
+                }
+                None => rows.push((entry.device.clone(), gpu.clone())),
+            }
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let row = |(device, gpu): (String, GpuDevice)| {
+        let name = escaped(&gpu.device).to_string();
+        vec![device, name, gpu.dispatches.to_string(), size::human(gpu.copied_bytes), size::human(gpu.memory_bytes)]
+    };
+    let header = ["device", "GPU", "operations", "from other GPUs", "memory"];
+    format!("\n{}", text::table(&header, &header[2..], rows.into_iter().map(row).collect()))
+}
+
 /// A report as text.
 pub(super) fn report_text(report: &VerifyReport) -> String {
     let mut out = format!("{} ({}), level {}\n", escaped(&report.path), report.kind, report.level);
@@ -222,6 +251,7 @@ pub(super) fn report_text(report: &VerifyReport) -> String {
         .collect();
     out += &format!("\n{}", text::table(&["check", "status", "detail"], &[], rows));
     out += &tokens_text(report);
+    out += &gpus_text(report);
     if !report.findings.is_empty() {
         out += &format!("\n{}", findings_text(&report.findings));
     }

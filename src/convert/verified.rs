@@ -43,7 +43,7 @@ pub fn check_room(job: &Job, with_source: bool, longest: usize, devices: &[Devic
                 check_memory(&job.destination.directory, bytes, memory.or_else(available_bytes))?;
             }
             Device::Cpu => drop(share(&needs(job, with_source, positions), memory)?),
-            Device::Cuda(_) | Device::Vulkan(_) => drop(fits_device(device, &on_gpu, allowed)?),
+            Device::Cuda(_) | Device::Vulkan(_) | Device::Several(_) => drop(fits_device(device, &on_gpu, allowed)?),
         }
     }
     Ok(())

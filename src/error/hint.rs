@@ -395,11 +395,19 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::GpuApi { .. } => "`vulkaninfo --summary` shows what the loader finds; VK_DRIVER_FILES may hide a driver".into(),
         K::GpuLacks { .. } => "use --device cpu".into(),
         K::GpuTimeout { .. } => "the driver may have given up: restart, and see what the system's log says of the GPU".into(),
+        K::ModeNotAvailable { .. } => {
+            "leave it out, or use --device cuda: a GPU of compute capability 8.0 or later has it".into()
+        }
         K::GpuTooOld { .. } => "use --device cpu".into(),
         K::GpuMemory { wanted, total, .. } if wanted > total => {
             "the GPU is too small for it: use --device cpu, which reads routed experts from the disk".into()
         }
         K::GpuMemory { .. } => "end what else uses the GPU, or use --device cpu".into(),
+        K::GpusMemory { .. } => {
+            "name more GPUs, end what else uses them, give more where --device-memory bounds them, or use --device cpu, which reads \
+             routed experts from the disk"
+                .into()
+        }
         K::DeviceUnused { .. } => "`coliconv devices` says what can be done about it".into(),
         K::GpuMemoryLimit { .. } | K::GpuExpertsMemory { .. } => {
             "give more with --device-memory, or use --device cpu".into()

@@ -414,6 +414,8 @@ pub enum FaultKind {
     NotDecoded { format: Format },
 
     // ---- running a model ---------------------------------------------------------------------------------------
+    #[error("--mode {mode} is not available on {}", escaped(device))]
+    ModeNotAvailable { mode: &'static str, device: String },
     #[error("the {backend} backend does not compute {format}")]
     BackendFormat { backend: &'static str, format: Format },
     #[error("{purpose} would be a buffer of {bytes} bytes, the device has at most {limit} in one")]
@@ -760,6 +762,11 @@ pub enum FaultKind {
         escaped(device)
     )]
     GpuExpertsMemory { device: String, needed: u64, available: u64 },
+    #[error(
+        "no memory for the model with one routed expert at a time: {wanted} bytes are wanted, and {layer}, {bytes} bytes, finds no place: {}",
+        escaped_message(devices)
+    )]
+    GpusMemory { layer: String, bytes: u64, wanted: u64, devices: String },
     #[error("{api} cannot be used: {}", escaped_message(reason))]
     GpuApi { api: &'static str, reason: String },
     #[error("{} cannot be used: {what}: expected at least {expected}, found {found}", escaped(device))]

@@ -5,6 +5,8 @@
 //! as fit beside the rest, as many more in memory, and the others on the disk. Everything is known from config.json and
 //! headers, before any weight is read.
 
+mod gpus;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -12,9 +14,10 @@ use super::CHUNK_ROWS;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::Device;
 use crate::backend::gpu::driver::{DeviceMemory, Driver};
+use crate::backend::gpu::placement::Spread;
 use crate::backend::gpu::tiers;
 use crate::backend::reference::spare_rows;
-use crate::backend::{self, cuda, vulkan};
+use crate::backend::{self, Gpus, Mode};
 use crate::checkpoint::{SCALE_SUFFIX, weight_files};
 use crate::config::{Config, IndexerType};
 use crate::error::{Fault, FaultKind, Place, Result};
@@ -24,6 +27,8 @@ use crate::io::{SourceFile, available_bytes};
 use crate::isa::Isa;
 use crate::roles::Census;
 use crate::tensor::Dtype;
+
+pub use gpus::spread;
 
 /// Experts that must fit at least: one is computed with while the next is read.
 const LEAST_EXPERTS: u64 = 2;
@@ -66,6 +71,14 @@ pub struct Needs {
     one_of_each: u64,
     /// The largest weight that is no routed expert, which is in memory on its way to a GPU.
     largest: u64,
+    /// Of that, what each layer keeps of positions, MTP layers after the others.
+    kept: Vec<u64>,
+    /// Of all weights, those of the embedding, of each layer, and of what comes after.
+    embedding: u64,
+    of_layers: Vec<u64>,
+    /// Of those of each layer, those of routed experts.
+    experts_of_layers: Vec<u64>,
+    head: u64,
 }
 
 /// Codes and scales of an expert in memory, and what of it is not used as it is stored.
@@ -102,6 +115,11 @@ impl Needs {
             of_texts: working_bytes(config, positions, rows),
             one_of_each: 0,
             largest: 0,
+            kept: kept_bytes(config, positions),
+            embedding: 0,
+            of_layers: vec![0; kept_bytes(config, positions).len()],
+            experts_of_layers: vec![0; kept_bytes(config, positions).len()],
+            head: 0,
         };
         let mut experts: BTreeMap<(u64, u64), OfExpert> = BTreeMap::new();
         for name in weight_files(directory).unwrap_or_default() {
@@ -114,6 +132,12 @@ impl Needs {
         let slot = |expert: &OfExpert| slot_bytes(expert.codes, expert.scales);
         needs.staging = experts.values().map(|expert| staging_bytes(expert.staged)).max().unwrap_or(0);
         needs.experts = experts.values().map(slot).fold(0, u64::saturating_add);
+        for (&(layer, _), expert) in &experts {
+            needs.count(Some(layer), false, slot(expert));
+            if let Some(of_layer) = needs.experts_of_layers.get_mut(layer as usize) {
+                *of_layer = of_layer.saturating_add(slot(expert));
+            }
+        }
         let largest = experts.values().map(slot).max().unwrap_or(0);
         needs.experts_at_least = needs.experts.min(LEAST_EXPERTS.saturating_mul(largest)) + needs.staging;
         let sizes: BTreeSet<(u64, u64)> = experts.values().map(|expert| (expert.codes, expert.scales)).collect();
@@ -126,7 +150,18 @@ impl Needs {
     pub fn with_rows(&self, config: &Config, positions: u64, rows: u64) -> Needs {
         let of_texts = working_bytes(config, positions, rows);
         let working = (self.working - self.of_texts).saturating_add(of_texts);
-        Needs { working, of_texts, ..self.clone() }
+        Needs { working, of_texts, kept: kept_bytes(config, positions), ..self.clone() }
+    }
+
+    /// Adds bytes to those of a layer, of the embedding, or of what comes after.
+    fn count(&mut self, layer: Option<u64>, embedding: bool, bytes: u64) {
+        let of_layer = layer.and_then(|layer| self.of_layers.get_mut(usize::try_from(layer).ok()?));
+        let sum = match of_layer {
+            Some(of_layer) => of_layer,
+            None if embedding => &mut self.embedding,
+            None => &mut self.head,
+        };
+        *sum = sum.saturating_add(bytes);
     }
 
     fn add(&mut self, tensor: &StoredTensor, census: &Census, experts: &mut BTreeMap<(u64, u64), OfExpert>) {
@@ -139,10 +174,12 @@ impl Needs {
             _ => tensor.bytes,
         };
         self.working = self.working.saturating_add(TENSOR_BYTES);
+        let layer = role.and_then(|role| role.layer);
         let expert = role.and_then(|role| role.layer.zip(role.expert));
         let Some((layer, (expert, _))) = expert else {
             self.dense = self.dense.saturating_add(in_memory);
             self.largest = self.largest.max(in_memory);
+            self.count(layer, name.starts_with("model.embed_tokens."), in_memory);
             return;
         };
         let of_expert = experts.entry((layer, expert)).or_default();
@@ -190,7 +227,7 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
     let kv = config.kv_lora_rank + config.qk_rope_head_dim;
     let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
     let of_position = (config.num_hidden_layers + 2) * kv + indexers * config.index_head_dim;
-    let kept = positions.saturating_add(spare_rows(positions));
+    let kept = kept_rows(positions);
     let of_head =
         (config.qk_head_dim() + config.v_head_dim) * config.kv_lora_rank * rayon::current_num_threads() as u64;
     // Queries of cached rows and what they find there, of some heads at a time.
@@ -200,6 +237,22 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
         .into_iter()
         .fold(0, u64::saturating_add)
         .saturating_mul(4)
+}
+
+/// Rows that caches have room for when they have come to so many positions.
+fn kept_rows(positions: u64) -> u64 {
+    positions.saturating_add(spare_rows(positions))
+}
+
+/// What each layer keeps of positions: the part of [`working_bytes`] that is of one layer, MTP layers after the others.
+fn kept_bytes(config: &Config, positions: u64) -> Vec<u64> {
+    let kv = config.kv_lora_rank + config.qk_rope_head_dim;
+    let of_layer = |layer: u64| {
+        let indexer = config.indexer_types.get(layer as usize) == Some(&IndexerType::Full);
+        let width = kv + if indexer { config.index_head_dim } else { 0 };
+        kept_rows(positions).saturating_mul(4 * width)
+    };
+    (0..config.num_hidden_layers + config.num_nextn_predict_layers.min(1)).map(of_layer).collect()
 }
 
 /// How models that are held at the same time read their routed experts within `memory` bytes, by default within what is
@@ -217,8 +270,10 @@ fn share_beside(models: &[Needs], beside: fn(&Needs) -> u64, memory: Option<u64>
     let sum = |of: fn(&Needs) -> u64| models.iter().map(of).fold(0, u64::saturating_add);
     let (fixed, least, all) = (sum(beside), sum(|needs| needs.experts_at_least), sum(Needs::all_experts));
     let Some(over) = available.checked_sub(fixed.saturating_add(least)) else {
-        let directory = models.first().map(|needs| needs.directory.clone()).unwrap_or_default();
-        return Err(Fault::new(Place::file(directory), FaultKind::MemoryTooSmall { fixed, experts: least, available }));
+        return Err(Fault::new(
+            Place::file(directory(models)),
+            FaultKind::MemoryTooSmall { fixed, experts: least, available },
+        ));
     };
     let options = |needs: &Needs| {
         let more = needs.all_experts() - needs.experts_at_least;
@@ -247,12 +302,20 @@ pub fn cpu(directory: &Path, config: &Config, positions: u64, memory: Option<u64
 /// What does not suffice for the rest and for one expert of each size is refused, before any weight is read: as
 /// [`FaultKind::GpuMemory`] or [`FaultKind::GpuMemoryLimit`], and of the machine's memory as [`FaultKind::MemoryTooSmall`].
 pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, allowed: Allowed) -> Result<Vec<Option<tiers::Options>>> {
-    let DeviceMemory { free, total } = gpu.driver().memory()?;
+    on_gpu(models, &gpu.driver().device(), gpu.driver().memory()?, allowed)
+}
+
+/// The same on a GPU with this name and memory.
+fn on_gpu(
+    models: &[Needs],
+    device: &str,
+    DeviceMemory { free, total }: DeviceMemory,
+    allowed: Allowed,
+) -> Result<Vec<Option<tiers::Options>>> {
     let fault = |wanted| {
-        let place = Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
-        let (device, purpose) = (gpu.driver().device(), "the model with one routed expert at a time".to_owned());
+        let (device, purpose) = (device.to_owned(), "the model with one routed expert at a time".to_owned());
         Fault::new(
-            place,
+            Place::file(directory(models)),
             match allowed.device.filter(|&allowed| wanted > allowed) {
                 Some(allowed) => FaultKind::GpuMemoryLimit { device, purpose, wanted, allowed },
                 None => FaultKind::GpuMemory { device, purpose, wanted, free, total },
@@ -260,20 +323,31 @@ pub fn fits_gpu<D: Driver>(models: &[Needs], gpu: &Device<D>, allowed: Allowed) 
         )
     };
     let Some(on_device) = tier_bytes(models, free, allowed.device).map_err(fault)? else {
-        // One weight after the other is in memory on its way.
-        let fixed = models.iter().map(Needs::passing).fold(0, u64::saturating_add);
-        return match allowed.memory.filter(|&available| available < fixed) {
-            Some(available) => {
-                let place = Place::file(models.first().map(|needs| needs.directory.clone()).unwrap_or_default());
-                Err(Fault::new(place, FaultKind::MemoryTooSmall { fixed, experts: 0, available }))
-            }
-            None => Ok(vec![None; models.len()]),
-        };
+        check_passing(models, allowed)?;
+        return Ok(vec![None; models.len()]);
     };
     let hosts = share_beside(models, Needs::beside_gpu, allowed.memory)?;
     let fewer = allowed.device.is_none_or(|allowed| allowed > free);
     let tiered = |(device_bytes, host)| Some(tiers::Options { device_bytes, fewer, host });
     Ok(on_device.into_iter().zip(hosts).map(tiered).collect())
+}
+
+/// Refuses models of which memory does not hold what passes through it to GPUs that have room for all of them: one weight after
+/// the other.
+fn check_passing(models: &[Needs], allowed: Allowed) -> Result<()> {
+    let fixed = models.iter().map(Needs::passing).fold(0, u64::saturating_add);
+    match allowed.memory.filter(|&available| available < fixed) {
+        Some(available) => {
+            let kind = FaultKind::MemoryTooSmall { fixed, experts: 0, available };
+            Err(Fault::new(Place::file(directory(models)), kind))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The directory that faults of several models name.
+fn directory(models: &[Needs]) -> PathBuf {
+    models.first().map(|needs| needs.directory.clone()).unwrap_or_default()
 }
 
 /// Bytes of a GPU's memory for the routed experts of each model; `None` where all fit. The error is how much is wanted at least.
@@ -297,17 +371,13 @@ fn tier_bytes(models: &[Needs], free: u64, allowed: Option<u64>) -> Result<Optio
     Ok(Some(models.iter().map(bytes).collect()))
 }
 
-/// The same on the device that models would run on: a GPU is opened to ask, other devices have limits of their own.
-pub fn fits_device(
-    device: backend::Device,
-    models: &dyn Fn() -> Vec<Needs>,
-    allowed: Allowed,
-) -> Result<Vec<Option<tiers::Options>>> {
-    match device {
-        backend::Device::Reference | backend::Device::Cpu => Ok(Vec::new()),
-        backend::Device::Cuda(number) => fits_gpu(&models(), cuda::backend(number, None)?.gpu(), allowed),
-        backend::Device::Vulkan(number) => fits_gpu(&models(), vulkan::backend(number, None)?.gpu(), allowed),
+/// How models lie on the device that they would run on: GPUs are opened for a moment to ask them; other devices have limits of
+/// their own, and nothing is told of them.
+pub fn fits_device(device: backend::Device, models: &dyn Fn() -> Vec<Needs>, allowed: Allowed) -> Result<Vec<Spread>> {
+    if !device.is_gpu() {
+        return Ok(Vec::new());
     }
+    spread(&models(), &Gpus::open(device, Mode::Exact, None)?, allowed)
 }
 
 #[cfg(test)]
@@ -326,6 +396,11 @@ mod tests {
             of_texts: 0,
             one_of_each: experts_at_least / 3,
             largest: 7,
+            kept: Vec::new(),
+            embedding: 0,
+            of_layers: Vec::new(),
+            experts_of_layers: Vec::new(),
+            head: 0,
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::Settings;
 use super::state::State;
-use crate::backend::{Device, cuda, vulkan};
+use crate::backend::{Device, Gpus, Mode};
 use crate::container::manifest::{CARD_FILE, MANIFEST_FILE};
 use crate::convert::{Job, check_room};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -75,8 +75,7 @@ fn is_verified(settings: &Settings) -> bool {
 fn open(device: Device) -> Result<()> {
     match device {
         Device::Reference | Device::Cpu => Ok(()),
-        Device::Cuda(number) => cuda::backend(number, None).map(drop),
-        Device::Vulkan(number) => vulkan::backend(number, None).map(drop),
+        _ => Gpus::open(device, Mode::Exact, None).map(drop),
     }
 }
 

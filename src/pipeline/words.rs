@@ -82,6 +82,7 @@ fn own_hint(finding: &Finding) -> Option<&'static str> {
             "leave it out of `verify.devices`, or make it usable: `coliconv devices` says what there is, and what it lacks"
         }
         "gpu-memory" => "leave the GPU out of `verify.devices`, or end what else uses it",
+        "gpus-memory" => "name more GPUs in `verify.devices`, or end what else uses them",
         "gpu-memory-limit" | "gpu-experts-memory" => {
             "give a larger `device_memory`, or leave the GPU out of `verify.devices`"
         }

@@ -11,7 +11,7 @@ use crate::report::{
 };
 use crate::score::identity::model_sha256_of;
 use crate::score::statistics::proportion_stderr;
-use crate::verify::LOGPROB_TOLERANCE;
+use crate::verify::logprob_tolerance;
 
 /// Largest distance of a figure from those that it was made of, relative where it is a ratio: both were computed in f64.
 const TOLERANCE: f64 = 1e-6;
@@ -94,9 +94,10 @@ fn of_entry(entry: &VerifyTokens, passes: bool) -> Vec<FaultKind> {
         let expected = format!("{}, as the verdict is pass, but for {}", greedy.total, counted(ties, "near-tie"));
         kinds.push(contradicts(at("`greedy`"), expected, greedy.matched.to_string()));
     }
-    let apart = entry.max_abs_logprob_diff.filter(|apart| !(0.0..=LOGPROB_TOLERANCE).contains(apart));
+    let tolerance = logprob_tolerance(entry.mode.parse().unwrap_or_default());
+    let apart = entry.max_abs_logprob_diff.filter(|apart| !(0.0..=tolerance).contains(apart));
     if let Some(apart) = apart.filter(|apart| passes || *apart < 0.0) {
-        let expected = format!("at most {LOGPROB_TOLERANCE}, as the verdict is pass");
+        let expected = format!("at most {tolerance}, as the verdict is pass");
         kinds.push(contradicts(at("`max_abs_logprob_diff`"), expected, apart.to_string()));
     }
     let greedy = entry.greedy.as_ref().map(|greedy| ("`greedy`", greedy.matched, greedy.total));

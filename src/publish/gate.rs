@@ -7,6 +7,7 @@ use super::checks::Checks;
 use super::evidence::{Evidence, Told};
 use super::policy::{Policy, ScorePolicy, VerifyPolicy};
 use super::shell::quoted_path;
+use crate::backend::Mode;
 use crate::error::{Fault, FaultKind, Place, counted};
 use crate::report::{CheckStatus, ScoreBaseline, ScoreReport, Verdict, VerifyReport, VerifyTokens};
 use crate::verify::{Level, OWN_REFERENCE};
@@ -165,6 +166,10 @@ fn missed(what: &str, expected: &str, found: &str) -> FaultKind {
 /// The figures of a report that miss the policy.
 fn token_figures(report: &VerifyReport, policy: &VerifyPolicy) -> Vec<FaultKind> {
     let mut kinds = Vec::new();
+    // Rounded sums show that a device computes, not that the container's weights give these numbers.
+    if let Some(entry) = report.tokens.iter().find(|entry| entry.mode != <&str>::from(Mode::Exact)) {
+        kinds.push(missed("the mode in which tokens were verified", Mode::Exact.into(), &entry.mode));
+    }
     let forced = || report.tokens.iter().filter_map(|entry| entry.teacher_forced.as_ref());
     let (ties, total) = forced().fold((0, 0), |(ties, total), t| (ties + t.near_tie, total + t.total));
     if ties as f64 > policy.max_near_tie_share * total as f64 {

@@ -3,19 +3,31 @@
 use serde::{Deserialize, Serialize};
 
 use super::Reference;
-use crate::backend::{Backend, Prediction};
+use crate::backend::{Backend, Mode, Prediction};
 use crate::error::Result;
 use crate::model::Model;
 
 /// Below this margin of the reference a different best id is a near-tie: rounding alone may cause it.
 pub const NEAR_TIE_MARGIN: f64 = 2e-4;
 
+/// The same in fast mode, where activations are rounded to bf16 before products: a value is then off by up to 2⁻⁹ of itself, and
+/// what is left of that in log-probabilities, after all layers, is hundreds of times what f32 leaves.
+pub const FAST_NEAR_TIE_MARGIN: f64 = 0.05;
+
+/// The margin of near-ties in a mode.
+pub fn near_tie_margin(mode: Mode) -> f64 {
+    match mode {
+        Mode::Exact => NEAR_TIE_MARGIN,
+        Mode::Fast => FAST_NEAR_TIE_MARGIN,
+    }
+}
+
 /// Positions that agree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matches {
     /// Equal ids.
     pub matched: usize,
-    /// Unequal ids where the reference's own margin is below [`NEAR_TIE_MARGIN`].
+    /// Unequal ids where the reference's own margin is below [`near_tie_margin`].
     pub near_tie: usize,
     /// All positions.
     pub total: usize,
@@ -30,12 +42,12 @@ impl Matches {
         self.matched + self.near_tie == self.total
     }
 
-    fn count(&mut self, found: u32, expected: u32, margin: Option<f64>) -> Outcome {
+    fn count(&mut self, found: u32, expected: u32, margin: Option<f64>, mode: Mode) -> Outcome {
         self.total += 1;
         if found == expected {
             self.matched += 1;
             Outcome::Match
-        } else if margin.is_some_and(|margin| margin.abs() < NEAR_TIE_MARGIN) {
+        } else if margin.is_some_and(|margin| margin.abs() < near_tie_margin(mode)) {
             self.near_tie += 1;
             Outcome::NearTie
         } else {
@@ -122,9 +134,10 @@ fn both<T>(a: Option<T>, b: Option<T>, join: impl Fn(T, T) -> T) -> Option<T> {
 /// Runs a model along a reference.
 pub fn compare<B: Backend>(model: &Model<'_, B>, reference: &Reference) -> Result<Agreement> {
     let mut agreement = Agreement::default();
+    let mode = model.backend().mode();
     if let Some(tf_pred) = &reference.tf_pred {
         let predictions = model.teacher_forced(&reference.full_ids, reference.index_topk)?;
-        agreement.teacher_forced = Some(matches(&predictions, tf_pred, reference.margin.as_deref()));
+        agreement.teacher_forced = Some(matches(&predictions, tf_pred, reference.margin.as_deref(), mode));
         agreement.max_abs_logprob_diff =
             reference.logprob_next.as_ref().map(|expected| max_abs_logprob_diff(&predictions, expected));
         if reference.greedy {
@@ -133,7 +146,7 @@ pub fn compare<B: Backend>(model: &Model<'_, B>, reference: &Reference) -> Resul
     }
     if let Some(draft_pred) = &reference.draft_pred {
         let predictions = model.drafts(&reference.full_ids, reference.index_topk)?;
-        let matches = matches(&predictions, draft_pred, reference.draft_margin.as_deref());
+        let matches = matches(&predictions, draft_pred, reference.draft_margin.as_deref(), mode);
         let drafts: Vec<u32> = predictions.iter().map(|prediction| prediction.id).collect();
         let (accepted, proposed) = accepted_drafts(reference, &drafts);
         agreement.mtp = Some(Drafts { matches, proposed, accepted });
@@ -142,10 +155,10 @@ pub fn compare<B: Backend>(model: &Model<'_, B>, reference: &Reference) -> Resul
 }
 
 /// Best ids against expected ones; further predictions do not count.
-fn matches(predictions: &[Prediction], expected: &[u32], margins: Option<&[f64]>) -> Matches {
+fn matches(predictions: &[Prediction], expected: &[u32], margins: Option<&[f64]>, mode: Mode) -> Matches {
     let mut matches = Matches::default();
     for (i, (prediction, &expected)) in predictions.iter().zip(expected).enumerate() {
-        matches.count(prediction.id, expected, margins.map(|margins| margins[i]));
+        matches.count(prediction.id, expected, margins.map(|margins| margins[i]), mode);
     }
     matches
 }
@@ -171,7 +184,7 @@ fn greedy<B: Backend>(model: &Model<'_, B>, reference: &Reference) -> Result<Mat
         let next = model.next(&mut cache, &text[seen..at])?;
         seen = at;
         let margin = reference.margin.as_ref().map(|margins| margins[at - 1]);
-        if matches.count(next.id, text[at], margin) == Outcome::Mismatch {
+        if matches.count(next.id, text[at], margin, model.backend().mode()) == Outcome::Mismatch {
             break;
         }
     }

@@ -58,6 +58,8 @@ pub struct DevicesGpu {
     pub free_bytes: Option<u64>,
     /// The kernels that it runs: of CUDA their architecture, or PTX that the driver compiles; null if there are none.
     pub kernels: Option<String>,
+    /// GPUs from which it copies without the host's memory between.
+    pub peers: Vec<String>,
     /// Why it cannot be used; null if it can.
     pub unusable: Option<Finding>,
 }

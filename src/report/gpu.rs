@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, Counters, Counts};
+use crate::backend::{Backend, Counters, Counts, OnDevice};
 
 /// What ran on a GPU: for a reference along its text, for a whole command since the model was loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -14,6 +14,22 @@ pub struct GpuRun {
     pub fallbacks: u64,
     /// The same for each operation and format of weights.
     pub operations: Vec<GpuOperation>,
+    /// Each GPU, in the order in which the layers go over them.
+    #[serde(default)]
+    pub devices: Vec<GpuDevice>,
+}
+
+/// What one of the GPUs did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GpuDevice {
+    /// The device's own name.
+    pub device: String,
+    /// Operations that ran on it.
+    pub dispatches: u64,
+    /// Bytes that it was given from the other GPUs.
+    pub copied_bytes: u64,
+    /// Bytes of its memory that the model and its activations take.
+    pub memory_bytes: u64,
 }
 
 /// How often an operation ran.
@@ -45,6 +61,17 @@ impl GpuRun {
                 dispatches: counts.dispatches,
                 fallbacks: counts.fallbacks,
             };
-        GpuRun { dispatches, fallbacks, operations: counters.0.iter().map(operation).collect() }
+        let device = |on: &OnDevice| GpuDevice {
+            device: on.device.clone(),
+            dispatches: on.dispatches,
+            copied_bytes: on.copied_bytes,
+            memory_bytes: on.allocated_bytes,
+        };
+        GpuRun {
+            dispatches,
+            fallbacks,
+            operations: counters.0.iter().map(operation).collect(),
+            devices: counters.1.iter().map(device).collect(),
+        }
     }
 }

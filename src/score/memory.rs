@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::backend::Device;
+use crate::backend::gpu::placement::Spread;
 use crate::backend::gpu::tiers;
 use crate::config::Config;
 use crate::error::Result;
@@ -46,48 +47,54 @@ pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64
     Ok(plan)
 }
 
-/// What a run on a GPU does that has no room for all experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a run on GPUs does.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OnGpu {
     /// Tokens that go through the layers together.
     pub(super) rows: usize,
-    /// How it has the experts of all models together.
-    pub(super) tiers: tiers::Options,
+    /// How all models together lie there.
+    pub(super) spread: Spread,
 }
 
-/// The plan for models that run side by side on a GPU; `None` where it has room for all of their experts. Refuses models that
-/// it has no room for at all.
-pub(super) fn on_gpu(
-    models: &[(&Path, &Config)],
-    longest: u64,
-    allowed: Allowed,
-    device: Device,
-) -> Result<Option<OnGpu>> {
-    let fits = |rows: usize| -> Result<Option<tiers::Options>> {
+/// The plan for models that run side by side on a GPU, or on several. Refuses models that have no room there at all.
+pub(super) fn on_gpu(models: &[(&Path, &Config)], longest: u64, allowed: Allowed, device: Device) -> Result<OnGpu> {
+    let fits = |rows: usize| -> Result<Spread> {
         let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
         let needs = || models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
-        let tiers: Vec<tiers::Options> = fits_device(device, &needs, allowed)?.into_iter().flatten().collect();
-        let hosts: Vec<experts::Options> = tiers.iter().map(|tiers| tiers.host).collect();
-        Ok(tiers.first().map(|first| tiers::Options {
-            device_bytes: tiers.iter().map(|tiers| tiers.device_bytes).fold(0, u64::saturating_add),
-            host: joined(&hosts),
-            ..*first
-        }))
+        Ok(together(&fits_device(device, &needs, allowed)?))
     };
-    Ok(fits(limits::BATCH_ROWS)?.map(|fewest| with_most_rows(fewest, |rows| fits(rows).ok().flatten())))
+    Ok(with_most_rows(fits(limits::BATCH_ROWS)?, |rows| fits(rows).ok()))
 }
 
-/// As many rows as leave experts half of what the fewest would: an expert is uploaded once for all rows that go through together.
-fn with_most_rows(fewest: tiers::Options, fits: impl Fn(usize) -> Option<tiers::Options>) -> OnGpu {
-    let mut plan = OnGpu { rows: limits::BATCH_ROWS, tiers: fewest };
+/// As many rows as leave experts in tiers half of what the fewest would: an expert is uploaded once for all rows that go through
+/// together.
+fn with_most_rows(fewest: Spread, fits: impl Fn(usize) -> Option<Spread>) -> OnGpu {
+    let bytes = fewest.tier_bytes();
+    let mut plan = OnGpu { rows: limits::BATCH_ROWS, spread: fewest };
+    let Some(bytes) = bytes else { return plan };
     while 2 * plan.rows <= limits::MAX_BATCH_ROWS {
         let rows = 2 * plan.rows;
-        match fits(rows).filter(|tiers| tiers.device_bytes >= fewest.device_bytes / 2) {
-            Some(tiers) => plan = OnGpu { rows, tiers },
+        match fits(rows).filter(|spread| spread.tier_bytes().is_none_or(|left| left >= bytes / 2)) {
+            Some(spread) => plan = OnGpu { rows, spread },
             None => break,
         }
     }
     plan
+}
+
+/// Models on one backend share what each GPU has for experts.
+fn together(spreads: &[Spread]) -> Spread {
+    let first = spreads.first().expect("a model at least");
+    let on = |at: usize| {
+        let tiers: Vec<tiers::Options> = spreads.iter().filter_map(|spread| spread.tiers[at]).collect();
+        let hosts: Vec<experts::Options> = tiers.iter().map(|tiers| tiers.host).collect();
+        tiers.first().map(|first| tiers::Options {
+            device_bytes: tiers.iter().map(|tiers| tiers.device_bytes).fold(0, u64::saturating_add),
+            host: joined(&hosts),
+            ..*first
+        })
+    };
+    Spread { tiers: (0..first.tiers.len()).map(on).collect(), ..first.clone() }
 }
 
 /// Models on one backend share its experts' memory.
@@ -99,14 +106,16 @@ fn joined(options: &[experts::Options]) -> experts::Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::gpu::placement::Placement;
 
     #[test]
     fn more_rows_where_experts_are_uploaded() {
         let of = |device_bytes| tiers::Options { device_bytes, fewer: true, host: experts::Options::within(9) };
         let plan = |memory: u64, row: u64| {
-            let fits = |rows: usize| memory.checked_sub(row * rows as u64).map(of);
-            let OnGpu { rows, tiers } = with_most_rows(fits(limits::BATCH_ROWS).unwrap(), fits);
-            (rows, tiers.device_bytes)
+            let spread = |bytes| Spread { placement: Placement::single(), tiers: vec![Some(of(bytes))] };
+            let fits = |rows: usize| memory.checked_sub(row * rows as u64).map(spread);
+            let OnGpu { rows, spread } = with_most_rows(fits(limits::BATCH_ROWS).unwrap(), fits);
+            (rows, spread.tier_bytes().unwrap())
         };
         assert_eq!(plan(1 << 40, 1), (limits::MAX_BATCH_ROWS, (1 << 40) - limits::MAX_BATCH_ROWS as u64));
         // 512 rows leave 9,488 bytes, 4,096 rows 5,904, 8,192 less than half.

@@ -7,9 +7,9 @@ use super::results::Results;
 use super::row::{Baseline, Scorer};
 use super::{Compared, Job, Source, is_done, probes};
 use crate::backend::cpu::Cpu;
+use crate::backend::gpu::placement::Spread;
 use crate::backend::reference::Reference as Plain;
-use crate::backend::{Backend, Counters, Device, Mode, Operation};
-use crate::backend::{cuda, vulkan};
+use crate::backend::{self, Backend, Counters, Device, Gpus, Mode, Operation, Work, cuda, vulkan};
 use crate::config::stop_ids;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
@@ -35,15 +35,31 @@ pub(super) struct Run {
 }
 
 /// Name and mode of a device's backend.
-pub(super) fn backend(device: Device) -> (&'static str, &'static str) {
-    fn of(backend: &impl Backend) -> (&'static str, &'static str) {
-        (backend.name(), backend.mode().into())
-    }
-    match device {
-        Device::Reference => of(&Plain::default()),
-        Device::Cpu => of(&Cpu::default()),
-        Device::Cuda(_) => (cuda::NAME, Mode::Exact.into()),
-        Device::Vulkan(_) => (vulkan::NAME, Mode::Exact.into()),
+pub(super) fn backend(device: Device, mode: Mode) -> (&'static str, &'static str) {
+    let name = match device {
+        Device::Reference => Plain::default().name(),
+        Device::Cpu => Cpu::default().name(),
+        Device::Cuda(_) => cuda::NAME,
+        Device::Vulkan(_) => vulkan::NAME,
+        Device::Several(several) => several.api().into(),
+    };
+    (name, mode.into())
+}
+
+/// Scoring on GPUs.
+struct OnGpus<'a, 'j> {
+    job: &'a Job<'j>,
+    model: &'a Stored,
+    baseline: Option<&'a Compared>,
+    probe: bool,
+    results: &'a mut Results,
+}
+
+impl Work for OnGpus<'_, '_> {
+    type Done = Run;
+
+    fn on<B: backend::OnGpus>(self, backend: &B, _: &dyn Fn(&Spread) -> Result<B>) -> Result<Run, Faults> {
+        self.job.compute_on(backend, self.model, self.baseline, self.probe, self.results)
     }
 }
 
@@ -61,15 +77,13 @@ impl Job<'_> {
         if self.pending(results, tag)? == 0 && !probe {
             return Ok(Run::default());
         }
-        let tiers = self.on_gpu.map(|plan| plan.tiers);
-        tiers.iter().for_each(|tiers| self.watch.plan(&tiers.told()));
         match self.options.device() {
             Device::Reference => self.compute_on(&Plain::default(), model, baseline, probe, results),
-            Device::Cuda(number) => {
-                self.compute_on(&cuda::backend(number, None)?.in_tiers(tiers), model, baseline, probe, results)
-            }
-            Device::Vulkan(number) => {
-                self.compute_on(&vulkan::backend(number, None)?.in_tiers(tiers), model, baseline, probe, results)
+            device @ (Device::Cuda(_) | Device::Vulkan(_) | Device::Several(_)) => {
+                let spread = &self.on_gpu.as_ref().expect("what runs on GPUs is planned").spread;
+                spread.told().iter().for_each(|told| self.watch.plan(told));
+                let gpus = Gpus::open(device, self.options.mode, None)?;
+                gpus.run(spread, OnGpus { job: self, model, baseline, probe, results })
             }
             Device::Cpu => {
                 let cpu = self.plan.map_or_else(Cpu::default, |plan| Cpu::with_experts(Isa::detect(), plan.experts));
@@ -102,7 +116,11 @@ impl Job<'_> {
             (Some(Source::Model(_)), Some(theirs)) => Baseline::Model(theirs),
             _ => Baseline::None,
         };
-        let rows = self.plan.map(|plan| plan.rows).or(self.on_gpu.map(|plan| plan.rows)).unwrap_or(limits::BATCH_ROWS);
+        let rows = self
+            .plan
+            .map(|plan| plan.rows)
+            .or(self.on_gpu.as_ref().map(|plan| plan.rows))
+            .unwrap_or(limits::BATCH_ROWS);
         let mut scorer = Scorer::new(&own, compared, &self.encoder, self.store, tag, rows)?;
         let scored = self.rows(&mut scorer, results, tag);
         self.watch.end();

@@ -25,7 +25,7 @@ pub fn report(
     baseline: Option<&Compared>,
 ) -> ScoreReport {
     let records: Vec<&Record> = records.iter().collect();
-    let (backend, mode) = super::run::backend(job.options.device());
+    let (backend, mode) = super::run::backend(job.options.device(), job.options.mode);
     // Figures of a part would look like those of the whole.
     let whole = job.options.part.is_none();
     let of_input = |input: &Input| metrics::of(&records, input);

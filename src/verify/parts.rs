@@ -309,6 +309,7 @@ fn binding(path: &Path, kind: ModelKind, options: &Options) -> Result<Vec<Verify
         ("source's time of change", or_none(source_times.unwrap_or_default())),
         ("reference", or_none(hashes.join(" "))),
         ("device", devices.join(" ")),
+        ("mode", <&str>::from(options.tokens.mode).to_owned()),
     ];
     Ok(values.into_iter().map(|(what, value)| VerifyBinding { what: what.to_owned(), value }).collect())
 }

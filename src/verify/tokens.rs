@@ -12,12 +12,10 @@ use std::path::{Path, PathBuf};
 
 use super::Stage;
 use crate::backend::cpu::Cpu;
-use crate::backend::gpu::device::{Device as Gpu, Injection};
-use crate::backend::gpu::driver::Driver;
-use crate::backend::gpu::tiers;
+use crate::backend::gpu::device::Injection;
+use crate::backend::gpu::placement::Spread;
 use crate::backend::reference::Reference as Plain;
-use crate::backend::{Backend, Device};
-use crate::backend::{cuda, vulkan};
+use crate::backend::{self, Backend, Device, Gpus, Mode, OnGpus};
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity, counted};
 use crate::io::write_whole;
@@ -29,7 +27,7 @@ use crate::reference::{Agreement, Recording, Reference, ReferenceFile, accepted_
 use crate::report::{DeviceExperts, Experts, VerifyAgreement, VerifyOwnDrafts, VerifyTokens};
 use crate::weights::Weights;
 
-pub use entry::LOGPROB_TOLERANCE;
+pub use entry::{FAST_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, logprob_tolerance};
 pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
 pub use prepare::positions;
@@ -49,6 +47,8 @@ pub struct TokenOptions {
     pub references: Vec<PathBuf>,
     /// Devices that compute; none means the CPU.
     pub devices: Vec<Device>,
+    /// How sums are formed.
+    pub mode: Mode,
     /// Other devices that would have been used, with the reason why they are not.
     pub unused: Vec<(String, String)>,
     /// Where to write references of this model.
@@ -253,27 +253,17 @@ impl Work<'_> {
         match self.device {
             Device::Reference => self.with(&Plain::default(), &|| Ok(Plain::default()), progress),
             Device::Cpu => self.with(&cpu(0), &|| Ok(cpu(1)), progress),
-            Device::Cuda(number) => {
-                let gpu = cuda::backend(number, self.options.injection)?.in_tiers(self.tiers(0));
-                let another = || Ok(cuda::backend(number, None)?.in_tiers(self.tiers(1)));
-                let mut ran = self.with(&gpu, &another, progress)?;
-                self.injected(gpu.gpu(), &mut ran);
-                Ok(ran)
-            }
-            Device::Vulkan(number) => {
-                let gpu = vulkan::backend(number, self.options.injection)?.in_tiers(self.tiers(0));
-                let another = || Ok(vulkan::backend(number, None)?.in_tiers(self.tiers(1)));
-                let mut ran = self.with(&gpu, &another, progress)?;
-                self.injected(gpu.gpu(), &mut ran);
-                Ok(ran)
+            Device::Cuda(_) | Device::Vulkan(_) | Device::Several(_) => {
+                let gpus = Gpus::open(self.device, self.options.mode, self.options.injection)?;
+                gpus.run(self.spread(0), RunOnGpus { work: self, progress })
             }
         }
     }
 
-    /// How the GPU has routed experts of the model, 0, or of the source, 1.
-    fn tiers(&self, number: usize) -> Option<tiers::Options> {
+    /// How the model, 0, or the source, 1, lies on the GPUs.
+    fn spread(&self, number: usize) -> &Spread {
         let planned = self.prepared.gpu.iter().find(|(device, _)| *device == self.device);
-        planned.and_then(|(_, tiers)| tiers.get(number).copied().flatten())
+        planned.and_then(|(_, spreads)| spreads.get(number)).expect("every device was prepared")
     }
 
     /// On a backend, the source on another one; where the model does not load, what the level found is that.
@@ -284,7 +274,9 @@ impl Work<'_> {
         progress: &dyn Progress,
     ) -> Result<Result<Ran, Outcome>, Faults> {
         let (subject, options) = (self.subject, self.options);
-        self.tiers(0).iter().for_each(|tiers| progress.step(&tiers.told()));
+        if self.device.is_gpu() {
+            self.spread(0).told().iter().for_each(|told| progress.step(told));
+        }
         progress.file("loading the model");
         let model = match Model::load(subject.weights, backend) {
             Ok(model) => model,
@@ -317,9 +309,25 @@ impl Work<'_> {
     }
 }
 
+/// The work on GPUs.
+struct RunOnGpus<'a> {
+    work: &'a Work<'a>,
+    progress: &'a dyn Progress,
+}
+
+impl backend::Work for RunOnGpus<'_> {
+    type Done = Result<Ran, Outcome>;
+
+    fn on<B: OnGpus>(self, gpus: &B, another: &dyn Fn(&Spread) -> Result<B>) -> Result<Result<Ran, Outcome>, Faults> {
+        let mut ran = self.work.with(gpus, &|| another(self.work.spread(1)), self.progress)?;
+        self.work.injected(gpus, &mut ran);
+        Ok(ran)
+    }
+}
+
 impl Work<'_> {
     /// A report says what fault was made on purpose; one that did not happen, or that nothing noticed, fails.
-    fn injected<D: Driver>(&self, gpu: &Gpu<D>, ran: &mut Result<Ran, Outcome>) {
+    fn injected<B: OnGpus>(&self, gpu: &B, ran: &mut Result<Ran, Outcome>) {
         let (Some(injection), Ok(ran)) = (self.options.injection, ran) else { return };
         let noticed = ran.findings.iter().any(|(_, (severity, _))| *severity == Severity::Error);
         let (severity, kind) = match gpu.injected() {
@@ -394,7 +402,10 @@ impl<B: Backend> Level<'_, B> {
                 let counted = self.model.backend().counters().since(&before);
                 let fault = fault.map(|fault| (Severity::Error, placed(fault, place)));
                 let dense = dense.map(|kind| (Severity::Warning, Fault::new(Place::file(place), kind)));
-                let found = fault.into_iter().chain(entry::disagreements(&agreement, place, number)).chain(dense);
+                let found = fault
+                    .into_iter()
+                    .chain(entry::disagreements(&agreement, place, number, self.model.backend().mode()))
+                    .chain(dense);
                 findings.extend(found.map(|found| (rank, found)));
                 let entry = entry::entry(name, number, self.device, self.model.backend(), &counted, &agreement);
                 let entry = VerifyTokens { written_by: reference.written_by.clone(), ..entry };

@@ -3,10 +3,11 @@
 
     tests/gpu/references.py COLICONV DEVICE          for one: target/release/coliconv cuda
     tests/gpu/references.py COLICONV DEVICE least    with the least of the device's memory that is taken: one expert at a time
+    tests/gpu/references.py COLICONV DEVICE OTHER    beside another device: target/release/coliconv cuda:0,0 cuda
 
 Converts the fixtures as their references want it, lets the device verify them, and fails unless every token is exact,
 every log-probability is within 1e-4 of the CPU's, generated text does not depend on the number of drafts, and the device
-was really used. Needs nothing but Python's standard library.
+was really used. With another device every bit of its log-probabilities must be that of the first. Needs nothing but Python's standard library.
 """
 
 import json
@@ -106,8 +107,22 @@ def beside_cpu(coliconv: str, device: str, model: Path, folder: Path, drafts: bo
     return wrong
 
 
+def beside(coliconv: str, device: str, other: str, model: Path, folder: Path) -> list[str]:
+    """Log-probabilities that are not those of another device, bit for bit."""
+    own = folder / "other.json"
+    own.unlink(missing_ok=True)
+    written = run(coliconv, "verify", model, "--device", other, "--json", "--write-reference", own)
+    report = run(coliconv, "verify", model, "--device", device, "--json", "--reference", own)
+    if written["exit"] or report["exit"]:
+        return [f"beside {other}: exit {written['exit']}, then {report['exit']}"]
+    apart = [entry["max_abs_logprob_diff"] for entry in report["tokens"]]
+    counted = [[gpu["dispatches"] for gpu in entry["gpu"]["devices"]] for entry in report["tokens"]]
+    print(f"  {len(apart)} texts beside {other}: apart {set(apart)}, operations of each GPU {counted}", flush=True)
+    return [f"beside {other}: log-probabilities differ by {one}" for one in apart if one != 0.0]
+
+
 def main() -> None:
-    coliconv, device = sys.argv[1:3]
+    coliconv, device, *others = [one for one in sys.argv[1:] if one != "least"]
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for fixture in (FIXTURES / "nano", FIXTURES / "tiny"):
@@ -123,6 +138,8 @@ def main() -> None:
                 found = verified(coliconv, device, model, references)
                 has_head = name == "source" or "--mtp" in flags[name]["flags"]
                 found += beside_cpu(coliconv, device, model, Path(folder), has_head)
+                for other in others:
+                    found += beside(coliconv, device, other, model, Path(folder))
                 wrong += [f"{fixture.name} {name}: {what}" for what in found]
     if wrong:
         sys.exit("\n".join(wrong))

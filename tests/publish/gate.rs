@@ -167,6 +167,18 @@ fn reports_that_show_too_little_are_refused() {
     }
 }
 
+/// What was verified with rounded sums says little of the weights.
+#[test]
+fn tokens_in_fast_mode_are_no_evidence() {
+    let place = Place::new();
+    place.edit("verify.json", |report| {
+        report["tokens"][0]["mode"] = json!("fast");
+        report["tokens"][0]["max_abs_logprob_diff"] = json!(0.01);
+    });
+    let report = place.refuses(&place.options(), &["policy-missed"]);
+    assert!(lines(&report).contains("the mode in which tokens were verified"), "{}", lines(&report));
+}
+
 #[test]
 fn more_of_the_score_is_looked_at() {
     let place = Place::new();

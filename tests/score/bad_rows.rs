@@ -228,7 +228,7 @@ fn flags() {
         (&["--task", &task, "--device", "cuda:one"], "flag-value"),
         (&["--task", &task, "--device", "vulkan:"], "flag-value"),
         (&["--task", &task, "--device", "tpu"], "flag-value"),
-        (&["--task", &task, "--mode", "fast"], "not-available"),
+        (&["--task", &task, "--mode", "fast"], "mode-not-available"),
         (&["--task", &task, "--mode", "quick"], "flag-value"),
         (&["--task", &task, "--memory", "1M"], "memory-too-small"),
         (&["--task", &task, "--baseline", "/nowhere"], "not-found"),

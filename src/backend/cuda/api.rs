@@ -38,6 +38,8 @@ pub(super) type Address = u64;
 const SUCCESS: u32 = 0;
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(super) const OUT_OF_MEMORY: u32 = 2;
+/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`
+pub(super) const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 
 /// `CU_DEVICE_ATTRIBUTE_…`, by the numbers of cuda.h.
 #[derive(Debug, Clone, Copy)]
@@ -133,6 +135,10 @@ api! {
     cuMemFreeHost(*mut c_void);
     cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, Handle);
     cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, Handle);
+    cuMemcpyDtoDAsync_v2(Address, Address, usize, Handle);
+    cuMemcpyPeerAsync(Address, Handle, Address, Handle, usize, Handle);
+    cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
+    cuCtxEnablePeerAccess(Handle, c_uint);
     cuStreamCreate(*mut Handle, c_uint);
     cuStreamDestroy_v2(Handle);
     cuStreamSynchronize(Handle);

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use super::api::{Api, Attribute, Call, Handle, fault};
 use super::images::OLDEST;
+use super::peers::can_access;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::error::{FaultKind, Result};
 
@@ -139,6 +140,16 @@ impl Context {
         Ok(Context { api, device, handle })
     }
 
+    /// The driver's own number of its device.
+    pub fn device(&self) -> c_int {
+        self.device
+    }
+
+    /// The handle, for copies between devices.
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
     /// Makes it what calls of this thread are about.
     pub fn enter(&self, label: &str) -> Result<()> {
         // SAFETY: the context is there as long as `self` is.
@@ -171,4 +182,18 @@ pub fn memory(ordinal: usize) -> Result<DeviceMemory> {
     let context = Context::of(api, device, &label)?;
     context.enter(&label)?;
     context.memory(&label)
+}
+
+/// GPUs whose memory a device can read by itself, by their numbers in the driver's order.
+pub fn peers(ordinal: usize) -> Result<Vec<usize>> {
+    let api = Api::get()?;
+    let (description, device) = describe(api, ordinal)?;
+    let mut peers = Vec::new();
+    for other in (0..count(api)?).filter(|&other| other != ordinal) {
+        let (_, peer) = describe(api, other)?;
+        if can_access(api, &description.label(), device, peer)? {
+            peers.push(other);
+        }
+    }
+    Ok(peers)
 }

@@ -131,6 +131,16 @@ impl Stream {
         &self.label
     }
 
+    /// The driver's functions.
+    pub(super) fn api(&self) -> &'static Api {
+        self.api
+    }
+
+    /// The device's context.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Makes the stream and its staging memory.
     fn prepare(&self) -> Result<()> {
         let mut state = self.enter()?;

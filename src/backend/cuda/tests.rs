@@ -5,6 +5,7 @@ use std::sync::Once;
 use super::*;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
+use crate::backend::gpu::splits::every_split;
 use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
 use crate::backend::gpu::tiers;
 
@@ -38,6 +39,11 @@ fn gpu() -> Cuda {
 #[test]
 fn every_kernel_emulated() {
     every_kernel(&Gpu::new(emulated_gpu(), None), Extent::Small);
+}
+
+#[test]
+fn every_split_emulated() {
+    every_split(emulated_gpu());
 }
 
 #[test]

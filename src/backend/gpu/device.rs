@@ -36,11 +36,19 @@ type Pool<D> = BTreeMap<u64, Vec<<D as Driver>::Buffer>>;
 pub struct Device<D: Driver> {
     driver: D,
     pool: Mutex<Pool<D>>,
-    launches: AtomicU64,
+    launches: Arc<Launches>,
+    /// Bytes that were taken, less what the pool gave back.
+    allocated: AtomicU64,
     /// Nanoseconds of waiting for what was read back.
     waited: AtomicU64,
     /// Whether launches are recorded: what the pool gives then is theirs.
     recording: AtomicBool,
+}
+
+/// Launches of a device, or of several that compute one model, and the fault on purpose among them.
+#[derive(Debug)]
+struct Launches {
+    count: AtomicU64,
     injection: Option<Injection>,
     /// Launches before those that the fault on purpose is counted among; none are while this is the largest number.
     armed: AtomicU64,
@@ -104,16 +112,34 @@ const WRONG_BYTES: usize = 1 << 16;
 impl<D: Driver> Device<D> {
     /// A device, with a fault on purpose.
     pub fn new(driver: D, injection: Option<Injection>) -> Arc<Device<D>> {
-        Arc::new(Device {
-            driver,
-            pool: Mutex::default(),
-            launches: AtomicU64::new(0),
-            waited: AtomicU64::new(0),
-            recording: AtomicBool::new(false),
+        let launches = Launches {
+            count: AtomicU64::new(0),
             injection,
             armed: AtomicU64::new(u64::MAX),
             injected: Mutex::default(),
+        };
+        Device::counted(driver, Arc::new(launches))
+    }
+
+    /// A device beside others, whose launches are counted together.
+    pub fn beside(driver: D, others: &Device<D>) -> Arc<Device<D>> {
+        Device::counted(driver, others.launches.clone())
+    }
+
+    fn counted(driver: D, launches: Arc<Launches>) -> Arc<Device<D>> {
+        Arc::new(Device {
+            driver,
+            pool: Mutex::default(),
+            launches,
+            allocated: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            recording: AtomicBool::new(false),
         })
+    }
+
+    /// Bytes of memory that were taken for weights and activations, less what was given back because there was too little.
+    pub fn allocated(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
     }
 
     /// The API.
@@ -123,7 +149,7 @@ impl<D: Driver> Device<D> {
 
     /// Launches so far.
     pub fn launches(&self) -> u64 {
-        self.launches.load(Ordering::Relaxed)
+        self.launches.count.load(Ordering::Relaxed)
     }
 
     /// Time of waiting for what was read back, so far.
@@ -133,21 +159,22 @@ impl<D: Driver> Device<D> {
 
     /// Lets launches count from here on for the fault on purpose: what is computed from here on is looked at.
     pub fn arm(&self) {
-        self.armed.store(self.launches(), Ordering::Relaxed);
+        self.launches.armed.store(self.launches(), Ordering::Relaxed);
     }
 
     /// Launches so far, since it was armed.
     pub fn armed_launches(&self) -> u64 {
-        self.launches().saturating_sub(self.armed.load(Ordering::Relaxed))
+        self.launches().saturating_sub(self.launches.armed.load(Ordering::Relaxed))
     }
 
     /// The fault on purpose, if it has happened: number and kernel of the launch.
     pub fn injected(&self) -> Option<(u64, String)> {
-        self.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        self.launches.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
     fn made(&self, launch: u64, kernel: Kernel) {
-        *self.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((launch, kernel.function()));
+        let mut injected = self.launches.injected.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *injected = Some((launch, kernel.function()));
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool<D>> {
@@ -200,13 +227,17 @@ impl<D: Driver> Device<D> {
             let fault = FaultKind::GpuBuffer { bytes, limit, purpose: purpose.into() };
             return Err(Fault::new(Place::default(), fault));
         }
-        let first = self.driver.allocate(bytes.max(4), purpose);
-        if first.is_ok() || self.pool().is_empty() || self.recording.load(Ordering::Relaxed) {
-            return first;
+        let mut taken = self.driver.allocate(bytes.max(4), purpose);
+        if taken.is_err() && !self.pool().is_empty() && !self.recording.load(Ordering::Relaxed) {
+            self.driver.wait()?;
+            let pooled = std::mem::take(&mut *self.pool());
+            let given_back = pooled.iter().map(|(bytes, buffers)| bytes * buffers.len() as u64).sum();
+            self.allocated.fetch_sub(given_back, Ordering::Relaxed);
+            drop(pooled);
+            taken = self.driver.allocate(bytes.max(4), purpose);
         }
-        self.driver.wait()?;
-        self.pool().clear();
-        self.driver.allocate(bytes.max(4), purpose)
+        self.allocated.fetch_add(taken.as_ref().map_or(0, |buffer| self.driver.bytes(buffer)), Ordering::Relaxed);
+        taken
     }
 
     /// Starts a kernel; no groups are no work.
@@ -235,9 +266,9 @@ impl<D: Driver> Device<D> {
                 return Err(Fault::new(Place::default(), fault));
             }
         }
-        let all = self.launches.fetch_add(1, Ordering::Relaxed) + 1;
-        let number = all.saturating_sub(self.armed.load(Ordering::Relaxed));
-        let due = self.injection.filter(|injection| number >= injection.launch && self.injected().is_none());
+        let all = self.launches.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = all.saturating_sub(self.launches.armed.load(Ordering::Relaxed));
+        let due = self.launches.injection.filter(|injection| number >= injection.launch && self.injected().is_none());
         if due.is_some_and(|injection| injection.kind == InjectionKind::Launch) {
             self.made(number, kernel);
             let fault = FaultKind::GpuInjected { kernel: kernel.function(), launch: number };
@@ -259,13 +290,13 @@ impl<D: Driver> Device<D> {
     /// it is replayed, or others get them. With a fault on purpose launches
     /// are looked at one by one, and none is recorded: that panics.
     pub fn record(&self, mut work: impl FnMut() -> Result<()>) -> Result<Recorded<D>> {
-        assert!(self.injection.is_none(), "launches with a fault on purpose are not recorded");
+        assert!(self.launches.injection.is_none(), "launches with a fault on purpose are not recorded");
         let others = std::mem::take(&mut *self.pool());
         self.recording.store(true, Ordering::Relaxed);
         let before = self.launches();
         let recording = self.driver.record(&mut work);
         let launches = self.launches() - before;
-        self.launches.fetch_sub(launches, Ordering::Relaxed);
+        self.launches.count.fetch_sub(launches, Ordering::Relaxed);
         self.recording.store(false, Ordering::Relaxed);
         let own = std::mem::replace(&mut *self.pool(), others);
         Ok(Recorded { recording: recording?, launches, _own: own })
@@ -273,13 +304,13 @@ impl<D: Driver> Device<D> {
 
     /// Does what was recorded once more.
     pub fn replay(&self, recorded: &Recorded<D>) -> Result<()> {
-        self.launches.fetch_add(recorded.launches, Ordering::Relaxed);
+        self.launches.count.fetch_add(recorded.launches, Ordering::Relaxed);
         self.driver.replay(&recorded.recording)
     }
 
     /// Does what was recorded so many times: how long the device took for all of them.
     pub fn timed(&self, recorded: &Recorded<D>, times: u32) -> Result<Elapsed> {
-        self.launches.fetch_add(recorded.launches * u64::from(times), Ordering::Relaxed);
+        self.launches.count.fetch_add(recorded.launches * u64::from(times), Ordering::Relaxed);
         self.driver.timed(&recorded.recording, times)
     }
 

@@ -53,6 +53,17 @@ pub trait Driver: Debug + Send + Sync {
     fn has(&self, kernel: Kernel) -> bool;
     /// Groups of a kernel that the device runs at the same time, each with so many bytes of shared memory of its own choice.
     fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32>;
+    /// Makes copies from another device of this API as direct as they can be.
+    fn meet(&self, _other: &Self) -> Result<Route> {
+        Ok(Route::Host)
+    }
+    /// Copies the first bytes of a buffer of another device of this API, whose number is a multiple of 4. The copy comes after
+    /// all that was asked of either device before, and before all that is asked of either later.
+    fn copy_from(&self, to: &Self::Buffer, other: &Self, from: &Self::Buffer, bytes: u64) -> Result<()> {
+        let mut on_host = vec![0; bytes as usize];
+        other.read(from, 0, &mut on_host)?;
+        self.write(to, 0, &on_host)
+    }
     /// Starts a kernel.
     fn launch(&self, launch: &Launch<'_, Self::Buffer>) -> Result<()>;
     /// Waits until everything has been done.
@@ -84,6 +95,20 @@ pub enum Clock {
     Device,
     /// The host, from handing over to the end of waiting: the device has no clock.
     Host,
+}
+
+/// How bytes come from another device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Route {
+    /// Through memory of the host, by this program.
+    Host,
+    /// Through memory of the host, by the driver.
+    Driver,
+    /// From one device to the other.
+    Peer,
+    /// It is the same device.
+    SameDevice,
 }
 
 /// What a device can do at most.

@@ -110,9 +110,9 @@ impl Plan {
         }
         let of_range = bricks.across.div_ceil(SLOTS);
         let bytes = |taken: u32| family.bytes(of_range * bricks::COLUMNS, rows.min(taken as usize));
-        let taken = family.ranges.tiles().iter().copied().filter(|&taken| bytes(taken) <= limit);
+        let mut taken = family.ranges.tiles().iter().copied().filter(|&taken| bytes(taken) <= limit);
         // As few as are enough, or as many as there is room for.
-        let taken = taken.clone().find(|&taken| taken as usize >= rows).or_else(|| taken.last()).unwrap_or(few);
+        let taken = taken.clone().find(|&taken| taken as usize >= rows).or_else(|| taken.next_back()).unwrap_or(few);
         // Groups of eight rows have half of the outputs, for their registers' sake.
         let outputs = if family.terms == 3 && taken == 8 { WARPS * bricks::ROWS } else { WARPS * warp_outputs };
         Ok(plan(family.ranges, taken, bricks.across.div_ceil(of_range), outputs, bytes(taken)))

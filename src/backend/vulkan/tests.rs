@@ -5,6 +5,7 @@ use ash::vk;
 use super::*;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
+use crate::backend::gpu::splits::every_split;
 use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
 use crate::backend::gpu::tiers;
 use crate::backend::samples::{formats, matrix, numbers, routed};
@@ -98,6 +99,12 @@ fn launches_are_done_in_order_and_buffers_may_go_before_them() {
         assert_eq!(values(&vulkan, &x, 64), [44_851.0; 64], "1 and the numbers below 300");
         vulkan.wait().unwrap();
     }
+}
+
+#[test]
+fn every_split_changes_no_bit() {
+    let Some(vulkan) = opened(options()) else { return };
+    every_split(vulkan);
 }
 
 #[test]

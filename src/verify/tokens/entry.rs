@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::backend::{Backend, Counters, Device};
+use crate::backend::{Backend, Counters, Device, Mode};
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Place, Severity, counted};
 use crate::reference::{Agreement, Matches};
@@ -12,8 +12,19 @@ use crate::report::{GpuRun, VerifyDrafts, VerifyGreedy, VerifyTeacherForced, Ver
 /// they take another eps inside attention; another `rms_norm_eps` of the config makes more.
 pub const LOGPROB_TOLERANCE: f64 = 2e-4;
 
+/// Largest difference of a log-probability in fast mode: that of [`crate::reference::FAST_NEAR_TIE_MARGIN`].
+pub const FAST_LOGPROB_TOLERANCE: f64 = crate::reference::FAST_NEAR_TIE_MARGIN;
+
+/// Largest difference of a log-probability in a mode.
+pub fn logprob_tolerance(mode: Mode) -> f64 {
+    match mode {
+        Mode::Exact => LOGPROB_TOLERANCE,
+        Mode::Fast => FAST_LOGPROB_TOLERANCE,
+    }
+}
+
 /// Real mismatches of one reference, and log-probabilities that rounding cannot explain.
-pub(super) fn disagreements(agreement: &Agreement, path: &Path, reference: usize) -> Vec<Found> {
+pub(super) fn disagreements(agreement: &Agreement, path: &Path, reference: usize, mode: Mode) -> Vec<Found> {
     let mut findings = Vec::new();
     let mut push = |kind| findings.push((Severity::Error, Fault::new(Place::file(path), kind)));
     let compared = [
@@ -28,8 +39,9 @@ pub(super) fn disagreements(agreement: &Agreement, path: &Path, reference: usize
         let (at, expected, found) = first_mismatch.unwrap_or_default();
         push(FaultKind::TokensDiffer { reference, what, equal: matched + near_tie, total, at, expected, found });
     }
-    if let Some(found) = agreement.max_abs_logprob_diff.filter(|&apart| apart.is_nan() || apart > LOGPROB_TOLERANCE) {
-        push(FaultKind::LogprobsDiffer { reference, found, tolerance: LOGPROB_TOLERANCE });
+    let tolerance = logprob_tolerance(mode);
+    if let Some(found) = agreement.max_abs_logprob_diff.filter(|&apart| apart.is_nan() || apart > tolerance) {
+        push(FaultKind::LogprobsDiffer { reference, found, tolerance });
     }
     findings
 }

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{OWN_TOKENS, TokenOptions, devices};
-use crate::backend::Device;
-use crate::backend::gpu::tiers;
+use crate::backend::gpu::placement::Spread;
+use crate::backend::{Device, Mode, check_mode};
 use crate::config::Config;
 use crate::container::reader::Found;
 use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
@@ -32,8 +32,8 @@ pub(in crate::verify) struct Prepared {
     pub(super) plain_too_large: Option<(u64, u64)>,
     /// How the CPU reads routed experts of the model, and of the source; empty where it is not asked for.
     pub(super) cpu: Vec<experts::Options>,
-    /// How each GPU has them.
-    pub(super) gpu: Vec<(Device, Vec<Option<tiers::Options>>)>,
+    /// How models are on each GPU: this one, and the source.
+    pub(super) gpu: Vec<(Device, Vec<Spread>)>,
 }
 
 impl Prepared {
@@ -49,7 +49,14 @@ pub(in crate::verify) fn prepare(
     source: Option<&Path>,
     options: &TokenOptions,
 ) -> Result<Prepared, Faults> {
+    for device in devices(options) {
+        check_mode(device, options.mode)?;
+    }
     if let Some(path) = &options.write_reference {
+        if options.mode != Mode::Exact {
+            let (flag, needs) = ("--write-reference", "--mode exact");
+            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }).into());
+        }
         new_file(path)?;
     }
     let mut prepared = Prepared::default();
