@@ -78,6 +78,8 @@ pub struct Needs {
     of_layers: Vec<u64>,
     /// Of those of each layer, those of routed experts.
     experts_of_layers: Vec<u64>,
+    /// Of all tensors the bytes in memory, and the bytes where matrices are laid in bricks.
+    laid: (u64, u64),
     head: u64,
 }
 
@@ -120,6 +122,7 @@ impl Needs {
             of_layers: vec![0; kept_bytes(config, positions).len()],
             experts_of_layers: vec![0; kept_bytes(config, positions).len()],
             head: 0,
+            laid: (0, 0),
         };
         let mut experts: BTreeMap<(u64, u64), OfExpert> = BTreeMap::new();
         for name in weight_files(directory).unwrap_or_default() {
@@ -174,6 +177,8 @@ impl Needs {
             _ => tensor.bytes,
         };
         self.working = self.working.saturating_add(TENSOR_BYTES);
+        let in_bricks = role.map_or(in_memory, |role| bricks_bytes(role.shape.dims(), in_memory, is_scales));
+        self.laid = (self.laid.0.saturating_add(in_memory), self.laid.1.saturating_add(in_bricks));
         let layer = role.and_then(|role| role.layer);
         let expert = role.and_then(|role| role.layer.zip(role.expert));
         let Some((layer, (expert, _))) = expert else {
@@ -193,26 +198,58 @@ impl Needs {
         }
     }
 
+    /// The same where a GPU has matrices in bricks, which are padded: more in the measure of the whole.
+    fn laid_in_bricks(&self) -> Needs {
+        let (stored, bricks) = (u128::from(self.laid.0.max(1)), u128::from(self.laid.1.max(self.laid.0).max(1)));
+        let more = |bytes: u64| u64::try_from((u128::from(bytes) * bricks).div_ceil(stored)).unwrap_or(u64::MAX);
+        let each = |bytes: &[u64]| bytes.iter().map(|&bytes| more(bytes)).collect();
+        Needs {
+            dense: more(self.dense),
+            experts: more(self.experts),
+            one_of_each: more(self.one_of_each),
+            embedding: more(self.embedding),
+            of_layers: each(&self.of_layers),
+            experts_of_layers: each(&self.experts_of_layers),
+            head: more(self.head),
+            ..self.clone()
+        }
+    }
+
     /// Everything but routed experts.
     pub fn fixed(&self) -> u64 {
         self.dense.saturating_add(self.working)
     }
 
-    /// Everything in memory where a GPU computes and has all of the model: what is known of tensors, and the largest weight.
+    /// Everything in memory where a GPU computes and has all of the model: what is known of tensors, and the largest weight, as it is
+    /// stored and as it is laid out for the GPU.
     fn passing(&self) -> u64 {
-        (self.working - self.of_texts).saturating_add(self.largest)
+        (self.working - self.of_texts).saturating_add(self.largest.saturating_mul(2))
     }
 
     /// Everything in memory but routed experts where a GPU computes: what is known of tensors, and a weight on its way there as
     /// far as it takes more than the experts that come later.
     fn beside_gpu(&self) -> u64 {
-        (self.working - self.of_texts).saturating_add(self.largest.saturating_sub(self.experts_at_least))
+        let on_its_way = self.largest.saturating_mul(2);
+        (self.working - self.of_texts).saturating_add(on_its_way.saturating_sub(self.experts_at_least))
     }
 
     /// Routed experts, all of them, with what reading them takes.
     fn all_experts(&self) -> u64 {
         self.experts.saturating_add(self.staging)
     }
+}
+
+/// Bytes of a tensor that is stored in `bytes`, codes or scales of a matrix of that shape, where it is laid in bricks of 16 rows by
+/// 256 columns with a scale for every 64 columns of a row: backend::gpu::bricks.
+fn bricks_bytes(shape: &[u64], bytes: u64, is_scales: bool) -> u64 {
+    let &[rows, columns] = shape else { return bytes };
+    let padded = rows.next_multiple_of(16).saturating_mul(columns.next_multiple_of(256));
+    if is_scales {
+        let of_rows = 4 * rows;
+        return if bytes > of_rows { bytes.max(padded / 16) } else { bytes };
+    }
+    let scaled = u128::from(bytes) * u128::from(padded) / u128::from((rows * columns).max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX).max(bytes)
 }
 
 /// Activations of as many rows as go through the layers together, and caches of all positions with what they have room for
@@ -312,6 +349,7 @@ fn on_gpu(
     DeviceMemory { free, total }: DeviceMemory,
     allowed: Allowed,
 ) -> Result<Vec<Option<tiers::Options>>> {
+    let models = &*models.iter().map(Needs::laid_in_bricks).collect::<Vec<_>>();
     let fault = |wanted| {
         let (device, purpose) = (device.to_owned(), "the model with one routed expert at a time".to_owned());
         Fault::new(
@@ -395,6 +433,7 @@ mod tests {
             staging: 10,
             of_texts: 0,
             one_of_each: experts_at_least / 3,
+            laid: (0, 0),
             largest: 7,
             kept: Vec::new(),
             embedding: 0,

@@ -16,6 +16,7 @@ pub fn spread(models: &[Needs], gpus: &Gpus, allowed: Allowed) -> Result<Vec<Spr
         let spread = |tiers| Spread { placement: Placement::single(), tiers: vec![tiers] };
         return Ok(tiers.into_iter().map(spread).collect());
     }
+    let models = &*models.iter().map(Needs::laid_in_bricks).collect::<Vec<_>>();
     let placed = |fault: Fault| Fault { place: Place::file(directory(models)), ..fault };
     let whole = place(&parts(models, true), &rooms(models, &found, allowed, true));
     if let Ok(placement) = whole {
