@@ -219,6 +219,22 @@
         ptx: (75, include_str!("compute_75/predict.ptx")),
     },
     Image {
+        file: "ranges",
+        kernels: &[
+            "sum_experts_ranges",
+            "sum_ranges",
+        ],
+        cubins: &[
+            (80, include_bytes!("sm_80/ranges.cubin")),
+            (86, include_bytes!("sm_86/ranges.cubin")),
+            (89, include_bytes!("sm_89/ranges.cubin")),
+            (90, include_bytes!("sm_90/ranges.cubin")),
+            (100, include_bytes!("sm_100/ranges.cubin")),
+            (120, include_bytes!("sm_120/ranges.cubin")),
+        ],
+        ptx: (80, include_str!("compute_80/ranges.ptx")),
+    },
+    Image {
         file: "read",
         kernels: &[
             "read",
@@ -251,17 +267,6 @@
             (120, include_bytes!("sm_120/router.cubin")),
         ],
         ptx: (75, include_str!("compute_75/router.ptx")),
-    },
-    Image {
-        file: "ranges",
-        kernels: &[
-            "sum_experts_ranges",
-            "sum_ranges",
-        ],
-        cubins: &[
-            (90, include_bytes!("sm_90/ranges.cubin")),
-        ],
-        ptx: (80, include_str!("compute_80/ranges.ptx")),
     },
     Image {
         file: "stream",
@@ -310,7 +315,12 @@
             "stream_ranges_int8_row_8",
         ],
         cubins: &[
+            (80, include_bytes!("sm_80/stream.cubin")),
+            (86, include_bytes!("sm_86/stream.cubin")),
+            (89, include_bytes!("sm_89/stream.cubin")),
             (90, include_bytes!("sm_90/stream.cubin")),
+            (100, include_bytes!("sm_100/stream.cubin")),
+            (120, include_bytes!("sm_120/stream.cubin")),
         ],
         ptx: (80, include_str!("compute_80/stream.ptx")),
     },
@@ -349,7 +359,12 @@
             "stream_experts_ranges_int8_row_8",
         ],
         cubins: &[
+            (80, include_bytes!("sm_80/stream_experts.cubin")),
+            (86, include_bytes!("sm_86/stream_experts.cubin")),
+            (89, include_bytes!("sm_89/stream_experts.cubin")),
             (90, include_bytes!("sm_90/stream_experts.cubin")),
+            (100, include_bytes!("sm_100/stream_experts.cubin")),
+            (120, include_bytes!("sm_120/stream_experts.cubin")),
         ],
         ptx: (80, include_str!("compute_80/stream_experts.ptx")),
     },
@@ -370,7 +385,9 @@
             "stream_tile_int8_row_16",
         ],
         cubins: &[
+            (80, include_bytes!("sm_80/tile.cubin")),
             (90, include_bytes!("sm_90/tile.cubin")),
+            (100, include_bytes!("sm_100/tile.cubin")),
         ],
         ptx: (80, include_str!("compute_80/tile.ptx")),
     },
@@ -391,7 +408,9 @@
             "stream_experts_tile_int8_row_16",
         ],
         cubins: &[
+            (80, include_bytes!("sm_80/tile_experts.cubin")),
             (90, include_bytes!("sm_90/tile_experts.cubin")),
+            (100, include_bytes!("sm_100/tile_experts.cubin")),
         ],
         ptx: (80, include_str!("compute_80/tile_experts.ptx")),
     },

@@ -2,8 +2,9 @@
 
 use super::images::Prefer;
 use super::*;
+use crate::backend::Mode;
 use crate::backend::gpu::Gpu;
-use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
+use crate::backend::gpu::tests::{Extent, every_kernel, fast_products, faults_on_purpose, formats_are_refused};
 
 fn gpu(prefer: Prefer) -> Gpu<Cuda> {
     Gpu::new(Cuda::open_with(0, prefer).unwrap(), None)
@@ -13,6 +14,12 @@ fn gpu(prefer: Prefer) -> Gpu<Cuda> {
 #[ignore = "needs an NVIDIA GPU"]
 fn every_kernel_is_that_of_the_reference() {
     every_kernel(&gpu(Prefer::default()), Extent::Glm);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn fast_products_are_near() {
+    fast_products(&gpu(Prefer::default()).in_mode(Mode::Fast));
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use std::sync::Once;
 
 use super::*;
+use crate::backend::Mode;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
 use crate::backend::gpu::splits::every_split;
-use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
+use crate::backend::gpu::tests::{Extent, every_kernel, fast_products, faults_on_purpose, formats_are_refused};
 use crate::backend::gpu::tiers;
 
 #[path = "../../../tests/support/emulated_cuda.rs"]
@@ -44,6 +45,11 @@ fn every_kernel_emulated() {
 #[test]
 fn every_split_emulated() {
     every_split(emulated_gpu());
+}
+
+#[test]
+fn fast_products_emulated() {
+    fast_products(&Gpu::new(emulated_gpu(), None).in_mode(Mode::Fast));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use super::kernels::Coding;
+use super::weight::Layout;
 use super::*;
 use crate::backend::reference::Reference;
 use crate::backend::samples::{Made, attended, formats, matrix, numbers, routed, ways};
@@ -98,6 +100,11 @@ fn products<D: Driver>(gpu: &Gpu<D>, extent: Extent) {
         for columns in [511, 1025, 2047, 2049] {
             check_product(gpu, &matrix(format, 5, columns, 4), 9);
         }
+        // Many rows, over ranges of columns of which the last is shorter, and several tiles of outputs.
+        if gpu.gpu().driver().has(Kernel { name: Name::StreamTile, coding: Some(Coding::Int8Row), rows: Some(16) }) {
+            check_product(gpu, &matrix(format, 5, 5888, 3), 18);
+            check_product(gpu, &matrix(format, 300, 200, 3), 33);
+        }
         // Odd groups are no less odd in a small matrix.
         if extent == Extent::Glm && !matches!(format, Format::Int4Grouped { group_size } if group_size % 64 != 0) {
             for (rows, columns) in GLM {
@@ -143,6 +150,49 @@ fn products<D: Driver>(gpu: &Gpu<D>, extent: Extent) {
     let after = product(gpu, &weights, &x);
     assert!(after[4..8].iter().all(|value| value.is_nan()));
     assert_eq!((&after[..4], &after[8..]), (&before[..4], &before[8..]));
+}
+
+/// Products of the fast mode, if the device has it: as far from the reference as rounding each x to bf16 takes them, each row by
+/// itself with the same bits, experts too.
+pub(in crate::backend) fn fast_products<D: Driver>(gpu: &Gpu<D>) {
+    assert_eq!(gpu.mode(), Mode::Fast);
+    let bricks = |format: &Format| Layout::new("test", "w", 64, 128, *format).unwrap().in_bricks(gpu.gpu().driver());
+    let formats: Vec<Format> = formats().into_iter().filter(|format| bricks(format).bricks.is_some()).collect();
+    assert!(formats.len() >= 6, "{formats:?}");
+    for format in formats {
+        for (rows, columns, n) in
+            [(5, 70, 1), (40, 600, 3), (33, 2500, 8), (5, 130, 11), (20, 5888, 50), (300, 200, 65)]
+        {
+            let matrix = matrix(format, rows, columns, 9);
+            let (what, x) = (format!("{format} {rows} × {columns}, {n} rows"), numbers(n as u64 + 7, n * columns));
+            let (found, exact) = (product(gpu, &matrix, &x), product(&Reference::default(), &matrix, &x));
+            let (mut decoded, mut largest) = (vec![0.0; columns], 0.0f64);
+            for row in 0..rows {
+                matrix.dequantize_row(row, &mut decoded);
+                for (token, x) in x.chunks_exact(columns).enumerate() {
+                    let terms: f64 = x.iter().zip(&*decoded).map(|(x, w)| (f64::from(*x) * f64::from(*w)).abs()).sum();
+                    let (found, exact) = (found[token * rows + row], exact[token * rows + row]);
+                    let apart = f64::from((found - exact).abs());
+                    assert!(apart <= terms * tolerances::FAST_PRODUCT, "{what}: {found}, not {exact} of {terms}");
+                    largest = largest.max(apart / terms.max(f64::MIN_POSITIVE));
+                }
+            }
+            assert!(largest > 4.0 * tolerances::PRODUCT, "{what}: {largest} is too good for x in bf16");
+            for token in [0, n / 2, n - 1] {
+                let alone = product(gpu, &matrix, &x[token * columns..][..columns]);
+                assert_eq!(bits(&alone), bits(&found[token * rows..][..rows]), "{what}, row {token} alone");
+            }
+        }
+        let exact = routed(&Reference::default(), format, 0..12);
+        let found = routed(gpu, format, 0..12);
+        let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in found.iter().zip(&exact) {
+            let apart = f64::from((found - expected).abs());
+            assert!(apart <= f64::from(largest) * 8.0 * tolerances::FAST_PRODUCT, "{format}: {found}, not {expected}");
+        }
+        let in_pieces = [routed(gpu, format, 0..1), routed(gpu, format, 1..5), routed(gpu, format, 5..12)];
+        assert_eq!(bits(&in_pieces.concat()), bits(&found), "{format}");
+    }
 }
 
 fn embeddings<D: Driver>(gpu: &Gpu<D>) {
