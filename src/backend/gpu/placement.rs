@@ -105,7 +105,11 @@ impl Spread {
     pub fn told(&self) -> Vec<String> {
         let told = |(number, tiers): (usize, &Option<tiers::Options>)| {
             let told = tiers.as_ref()?.told();
-            Some(if self.tiers.len() > 1 { format!("GPU {} of {}: {told}", number + 1, self.tiers.len()) } else { told })
+            Some(if self.tiers.len() > 1 {
+                format!("GPU {} of {}: {told}", number + 1, self.tiers.len())
+            } else {
+                told
+            })
         };
         self.tiers.iter().enumerate().filter_map(told).collect()
     }
