@@ -247,7 +247,7 @@ fn every_failure_names_the_device() {
     }
     for (setting, value) in [
         ("EMULATED_CUDA_MEMORY", "1000000"),
-        ("EMULATED_CUDA_MEMORY", "9000000,8000000"),
+        ("EMULATED_CUDA_MEMORY", "7000000,5000000"),
         ("EMULATED_CUDA_CAPABILITY", "90,61"),
         ("EMULATED_CUDA_FAIL", "cuDeviceCanAccessPeer=999@2"),
         ("EMULATED_CUDA_FAIL", "cuCtxEnablePeerAccess=2"),
@@ -294,7 +294,7 @@ fn experts_are_in_tiers_on_each_gpu() {
     assert_eq!((code, &refusal["refused"][0]["kind"]), (Some(2), &"gpus-memory".into()), "{refusal:#}");
     let message = refusal["refused"][0]["message"].as_str().unwrap();
     assert!(message.contains("of which 6144000 may be taken"), "{message}");
-    for (device, kilobytes, drafts) in [("cuda:0,1", 7000, "1"), ("cuda:0,1", 8000, "0"), ("cuda:0,0,2", 6500, "0")] {
+    for (device, kilobytes, drafts) in [("cuda:0,1", 8000, "1"), ("cuda:0,1", 8500, "0"), ("cuda:0,0,2", 7500, "0")] {
         let (code, report, said) = generated(device, &["--device-memory", &format!("{kilobytes}K"), "--draft", drafts]);
         assert_eq!((code, &report["ids"]), (Some(0), &whole["ids"]), "{report:#}{said}");
         let of = |key: &str| report["device_experts"][key].as_u64().unwrap_or_else(|| panic!("{report:#}"));
