@@ -201,7 +201,6 @@ fn models_that_a_gpu_has_no_room_for_are_refused() {
     let settings = [("EMULATED_CUDA_MEMORY", "20000000")];
     for (arguments, kind) in [
         (&["decode", "--size", "24M"][..], "gpu-memory"),
-        (&["score", "--size", "24M"], "gpu-memory"),
         (&["kernels", "--size", "100M"], "gpu-memory"),
         (&["kernels", "--size", "1M", "--only", "nothing"], "flag-value"),
     ] {

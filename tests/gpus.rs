@@ -294,7 +294,7 @@ fn experts_are_in_tiers_on_each_gpu() {
     assert_eq!((code, &refusal["refused"][0]["kind"]), (Some(2), &"gpus-memory".into()), "{refusal:#}");
     let message = refusal["refused"][0]["message"].as_str().unwrap();
     assert!(message.contains("of which 6144000 may be taken"), "{message}");
-    for (device, kilobytes, drafts) in [("cuda:0,1", 8000, "1"), ("cuda:0,1", 8500, "0"), ("cuda:0,0,2", 7500, "0")] {
+    for (device, kilobytes, drafts) in [("cuda:0,1", 9000, "1"), ("cuda:0,1", 9800, "0"), ("cuda:0,0,2", 8200, "0")] {
         let (code, report, said) = generated(device, &["--device-memory", &format!("{kilobytes}K"), "--draft", drafts]);
         assert_eq!((code, &report["ids"]), (Some(0), &whole["ids"]), "{report:#}{said}");
         let of = |key: &str| report["device_experts"][key].as_u64().unwrap_or_else(|| panic!("{report:#}"));
