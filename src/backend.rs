@@ -60,7 +60,7 @@ pub enum Device {
 
 impl Device {
     /// What can stand there, in words.
-    const EXPECTED: &str = "reference, cpu, cuda[:N[,N…]] or vulkan[:N[,N…]]";
+    const EXPECTED: &str = "reference, cpu, cuda[:N[,N…]|:all] or vulkan[:N[,N…]|:all]";
 
     /// Reads `reference`, `cpu`, `cuda[:N[,N…]]` or `vulkan[:N[,N…]]`, which stands at `flag`; anything else is refused as
     /// [`FaultKind::FlagValue`].

@@ -180,7 +180,9 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         }
         K::ConfigNotTheSource { .. } => "take config.json from the source: other arithmetic gives other tokens".into(),
         K::NoMtpHead => "convert the checkpoint with --mtp, or do without drafts".into(),
-        K::LogitsNotFinite { .. } => "a weight or scale is damaged: `coliconv verify --level payload` names it".into(),
+        K::LogitsNotFinite { .. } | K::GpuNanCode => {
+            "a weight or scale is damaged: `coliconv verify --level payload` names it".into()
+        }
         K::TokenId { .. } | K::TokenUnknown { .. } => "the ids are of another model's tokenizer".into(),
         K::TokenizerSyntax { .. } => "copy tokenizer.json from the model's repository".into(),
         K::ReferenceMissing { .. } | K::ReferenceValue { .. } | K::ReferenceCount { .. } => {
@@ -400,7 +402,7 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         }
         K::GpuTooOld { .. } => "use --device cpu".into(),
         K::GpuMemory { wanted, total, .. } if wanted > total => {
-            "the GPU is too small for it: use --device cpu, which reads routed experts from the disk".into()
+            "the GPU is too small for it: use --device cpu, or, with `bench`, a smaller --size".into()
         }
         K::GpuMemory { .. } => "end what else uses the GPU, or use --device cpu".into(),
         K::GpusMemory { .. } => {

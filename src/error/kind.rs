@@ -196,7 +196,7 @@ pub enum FaultKind {
     ScaleOrphan { weight: TensorName },
     #[error("row {row}, column {column} is {value}")]
     NonFinite { row: u64, column: u64, value: f32 },
-    #[error("a code of the expert is not a number, which the kernels for experts on a GPU cannot have")]
+    #[error("a code is not a number, which experts on a GPU cannot have")]
     GpuNanCode,
     #[error("{count} elements are not finite and count as 0; the first is row {row}, column {column}: {value}")]
     NonFiniteZeroed { count: u64, row: u64, column: u64, value: f32 },

@@ -136,6 +136,8 @@ pub(super) struct Layer<D: Driver> {
     /// Output features of gate and up.
     pub inner_rows: usize,
     formats: Vec<Format>,
+    /// Names of each expert's matrices.
+    names: Vec<[String; 3]>,
 }
 
 impl<D: Driver> Tiers<D> {
@@ -193,8 +195,10 @@ impl<D: Driver> Tiers<D> {
             }
         }
         let inner_rows = classes.first().map_or(0, |class| class[0].rows);
+        let names = |expert| PROJECTIONS.map(|projection| source.name(expert, projection));
+        let names = (0..source.count()).map(names).collect();
         let number = self.inner().add_layer(&classes);
-        Ok(Layer { tiers: self.clone(), number, host, inner_rows, formats })
+        Ok(Layer { tiers: self.clone(), number, host, inner_rows, formats, names })
     }
 }
 
@@ -266,7 +270,7 @@ impl<D: Driver> Layer<D> {
             Host::Loaded(experts) => Arriving::Loaded(experts),
             Host::OnDemand(host) => Arriving::Read(host.request(&asked)),
         };
-        Ok(Pass { tiers, inner, layer: self.number, resident, missing, arriving, most_slots })
+        Ok(Pass { tiers, inner, layer: self.number, names: &self.names, resident, missing, arriving, most_slots })
     }
 }
 
@@ -287,6 +291,7 @@ pub(super) struct Pass<'l, D: Driver> {
     tiers: &'l Tiers<D>,
     inner: MutexGuard<'l, Inner<D>>,
     layer: usize,
+    names: &'l [[String; 3]],
     /// Experts that are on the device, with the slots that they fill, and those that are not.
     resident: VecDeque<(usize, usize)>,
     missing: VecDeque<(usize, usize)>,
@@ -352,11 +357,11 @@ impl<D: Driver> Pass<'_, D> {
             let bytes = match &mut self.arriving {
                 Arriving::Loaded(experts) => {
                     let matrices = experts[expert].each_ref().map(Matrix::view);
-                    put(driver, shelf, place.at, matrices)?
+                    put(driver, shelf, place.at, &self.names[expert], matrices)?
                 }
                 Arriving::Read(requests) => {
                     let read = requests.next().expect("a request for each that is missing")?;
-                    put(driver, shelf, place.at, read.matrices())?
+                    put(driver, shelf, place.at, &self.names[expert], read.matrices())?
                 }
             };
             self.inner.state.arrived(self.layer, expert, slot);
@@ -395,9 +400,15 @@ impl<D: Driver> Pass<'_, D> {
 }
 
 /// Uploads an expert to its place; tells how many bytes it has there.
-fn put<D: Driver>(driver: &D, shelf: &Shelf<D>, at: usize, matrices: [MatrixRef<'_>; 3]) -> Result<u64> {
-    for (slab, matrix) in shelf.slabs.iter().zip(matrices) {
-        slab.put(at, matrix, |to, offset, bytes| driver.upload(to, offset, bytes))?;
+fn put<D: Driver>(
+    driver: &D,
+    shelf: &Shelf<D>,
+    at: usize,
+    names: &[String; 3],
+    matrices: [MatrixRef<'_>; 3],
+) -> Result<u64> {
+    for ((slab, matrix), name) in shelf.slabs.iter().zip(matrices).zip(names) {
+        slab.put(at, name, matrix, |to, offset, bytes| driver.upload(to, offset, bytes))?;
     }
     Ok(shelf.expert_bytes())
 }

@@ -254,16 +254,17 @@ impl<D: Driver> Slab<D> {
         Ok(Slab { layout, codes, scales, places })
     }
 
-    /// Brings a matrix to a place, by a way of copying bytes to an offset of a buffer.
+    /// Brings a matrix of that name to a place, by a way of copying bytes to an offset of a buffer.
     pub fn put(
         &self,
         at: usize,
+        name: &str,
         matrix: MatrixRef<'_>,
         copy: impl Fn(&D::Buffer, u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let (layout, at) = (&self.layout, at as u64);
         if layout.bricks.is_some() && bricks::has_nan(layout.coding, matrix) {
-            return Err(Fault::new(Place::default(), FaultKind::GpuNanCode));
+            return Err(Fault::new(Place::name(name), FaultKind::GpuNanCode));
         }
         copy(&self.codes, at * layout.code_bytes(layout.rows), &layout.codes(matrix, 0..layout.rows))?;
         match &self.scales {
@@ -289,7 +290,8 @@ impl<D: Driver> Slab<D> {
         let mut table = vec![ABSENT; source.count()];
         for (at, &expert) in experts.iter().enumerate() {
             let matrix = source.load(expert, projection)?;
-            slab.put(at, matrix.view(), |to, offset, bytes| device.driver().write(to, offset, bytes))?;
+            let name = source.name(expert, projection);
+            slab.put(at, &name, matrix.view(), |to, offset, bytes| device.driver().write(to, offset, bytes))?;
             table[expert] = at as u32;
         }
         device.driver().write(&slab.places, 0, &words_of(&table))?;
