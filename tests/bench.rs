@@ -198,7 +198,7 @@ fn what_a_gpu_cannot_measure_is_refused() {
 #[cfg(target_os = "linux")]
 fn models_that_a_gpu_has_no_room_for_are_refused() {
     let directory = TempDir::new().unwrap();
-    let settings = [("EMULATED_CUDA_MEMORY", "20000000")];
+    let settings = [("EMULATED_CUDA_MEMORY", "10000000")];
     for (arguments, kind) in [
         (&["decode", "--size", "24M"][..], "gpu-memory"),
         (&["kernels", "--size", "100M"], "gpu-memory"),

@@ -179,8 +179,8 @@ fn several_devices_say_what_one_says() {
     }
     let (code, document, _) = ran(&mut verify(&["--device", "vulkan:0,77"]));
     assert_eq!((code, &document["refused"][0]["kind"]), (2, &"gpu-ordinal".into()));
-    let (code, document, _) = ran(&mut verify(&["--device", "vulkan:0,0", "--memory", "1M"]));
-    assert_eq!((code, &document["refused"][0]["kind"]), (2, &"gpu-memory-limit".into()), "{document:#}");
+    let (code, document, _) = ran(&mut verify(&["--device", "vulkan:0,0", "--device-memory", "1M"]));
+    assert_eq!((code, &document["refused"][0]["kind"]), (2, &"gpus-memory".into()), "{document:#}");
 }
 
 #[test]

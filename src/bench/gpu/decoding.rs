@@ -37,7 +37,7 @@ pub(in super::super) fn decode<D: Driver>(
     synthetic.write(&path, Contents::Model, true, progress)?;
     let container = Container::open(&path)?;
     let needs = Needs::of(&path, container.config(), gpu_positions(MOST_TOKENS), 1);
-    // What does not fit was refused before: experts are never in tiers here.
+    // All experts are on the device: what is little for that is told when there is none left.
     fits_gpu(&[needs], device, Allowed::default())?;
     progress.step("loading the model");
     let model = Model::load(&container, gpu)?;
