@@ -50,6 +50,9 @@ impl Amount {
     }
 }
 
+/// Rows of x, choices of experts and their groups.
+type Kept<D> = (Option<Rows<D>>, Vec<Choice<D>>, Vec<Groups<D>>);
+
 /// Launches that are measured.
 struct Work<D: Driver> {
     name: String,
@@ -63,7 +66,7 @@ struct Work<D: Driver> {
     shares: Vec<f64>,
     clock: Clock,
     /// What the launches read and nobody else may get.
-    _kept: (Option<Rows<D>>, Vec<Choice<D>>, Vec<Groups<D>>),
+    _kept: Kept<D>,
 }
 
 impl<D: Driver> Work<D> {

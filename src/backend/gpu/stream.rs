@@ -57,7 +57,7 @@ impl Family {
     /// Shared memory for so many columns of so many rows of x.
     fn bytes(&self, columns: usize, rows: usize) -> usize {
         // An odd number of columns of b: kernels/cuda/stream.cuh, step_of.
-        2 * columns * (self.terms * rows | 1)
+        2 * columns * ((self.terms * rows) | 1)
     }
 }
 
