@@ -147,3 +147,82 @@ pub struct Launch<'a, B> {
     /// Whether it may begin before the launch before it has ended: the kernel itself waits before it uses what that wrote.
     pub early: bool,
 }
+
+/// The methods of a driver for tests that has another as `driver`, and differs from it in limits and in what it allocates alone.
+#[cfg(test)]
+macro_rules! forward_to_driver {
+    () => {
+        type Buffer = D::Buffer;
+        type Recording = D::Recording;
+
+        fn name(&self) -> &'static str {
+            self.driver.name()
+        }
+
+        fn device(&self) -> String {
+            self.driver.device()
+        }
+
+        fn memory(&self) -> Result<DeviceMemory> {
+            self.driver.memory()
+        }
+
+        fn bytes(&self, buffer: &D::Buffer) -> u64 {
+            self.driver.bytes(buffer)
+        }
+
+        fn write(&self, to: &D::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
+            self.driver.write(to, offset, bytes)
+        }
+
+        fn upload(&self, to: &D::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
+            self.driver.upload(to, offset, bytes)
+        }
+
+        fn uploads_after_launches(&self) -> Result<()> {
+            self.driver.uploads_after_launches()
+        }
+
+        fn launches_after_uploads(&self) -> Result<()> {
+            self.driver.launches_after_uploads()
+        }
+
+        fn read(&self, from: &D::Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
+            self.driver.read(from, offset, bytes)
+        }
+
+        fn outputs(&self, rows: u32) -> usize {
+            self.driver.outputs(rows)
+        }
+
+        fn has(&self, kernel: Kernel) -> bool {
+            self.driver.has(kernel)
+        }
+
+        fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32> {
+            self.driver.resident(kernel, shared_bytes)
+        }
+
+        fn launch(&self, launch: &Launch<'_, D::Buffer>) -> Result<()> {
+            self.driver.launch(launch)
+        }
+
+        fn wait(&self) -> Result<()> {
+            self.driver.wait()
+        }
+
+        fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<D::Recording> {
+            self.driver.record(work)
+        }
+
+        fn replay(&self, recording: &D::Recording) -> Result<()> {
+            self.driver.replay(recording)
+        }
+
+        fn timed(&self, recording: &D::Recording, times: u32) -> Result<Elapsed> {
+            self.driver.timed(recording, times)
+        }
+    };
+}
+#[cfg(test)]
+pub(in crate::backend::gpu) use forward_to_driver;

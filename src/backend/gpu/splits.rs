@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits};
+use super::driver::{DeviceMemory, Driver, Elapsed, Launch, Limits, forward_to_driver};
 use super::kernels::Coding;
 use super::weight::Layout;
 use super::*;
@@ -17,57 +17,15 @@ struct Small<D: Driver> {
 }
 
 impl<D: Driver> Driver for Small<D> {
-    type Buffer = D::Buffer;
-    type Recording = D::Recording;
+    forward_to_driver!();
 
-    fn name(&self) -> &'static str {
-        self.driver.name()
-    }
-    fn device(&self) -> String {
-        self.driver.device()
-    }
     fn limits(&self) -> Limits {
         let limits = self.driver.limits();
         Limits { buffer_bytes: limits.buffer_bytes.min(self.limit.load(Ordering::Relaxed)), ..limits }
     }
-    fn outputs(&self, rows: u32) -> usize {
-        self.driver.outputs(rows)
-    }
-    fn has(&self, kernel: Kernel) -> bool {
-        self.driver.has(kernel)
-    }
-    fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32> {
-        self.driver.resident(kernel, shared_bytes)
-    }
-    fn memory(&self) -> Result<DeviceMemory> {
-        self.driver.memory()
-    }
+
     fn allocate(&self, bytes: u64, purpose: &str) -> Result<D::Buffer> {
         self.driver.allocate(bytes, purpose)
-    }
-    fn bytes(&self, buffer: &D::Buffer) -> u64 {
-        self.driver.bytes(buffer)
-    }
-    fn write(&self, to: &D::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.driver.write(to, offset, bytes)
-    }
-    fn read(&self, from: &D::Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.driver.read(from, offset, bytes)
-    }
-    fn launch(&self, launch: &Launch<'_, D::Buffer>) -> Result<()> {
-        self.driver.launch(launch)
-    }
-    fn wait(&self) -> Result<()> {
-        self.driver.wait()
-    }
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<D::Recording> {
-        self.driver.record(work)
-    }
-    fn replay(&self, recording: &D::Recording) -> Result<()> {
-        self.driver.replay(recording)
-    }
-    fn timed(&self, recording: &D::Recording, times: u32) -> Result<Elapsed> {
-        self.driver.timed(recording, times)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::gpu::Gpu;
-use crate::backend::gpu::driver::{DeviceMemory, Elapsed, Launch, Limits};
+use crate::backend::gpu::driver::{DeviceMemory, Elapsed, Launch, Limits, forward_to_driver};
 use crate::backend::gpu::kernels::Kernel;
 use crate::backend::samples::{matrix, numbers};
 use crate::backend::{Backend, Routing};
@@ -18,23 +18,10 @@ struct Limited<D> {
 }
 
 impl<D: Driver> Driver for Limited<D> {
-    type Buffer = D::Buffer;
-    type Recording = D::Recording;
-
-    fn name(&self) -> &'static str {
-        self.driver.name()
-    }
-
-    fn device(&self) -> String {
-        self.driver.device()
-    }
+    forward_to_driver!();
 
     fn limits(&self) -> Limits {
         Limits { buffer_bytes: self.buffer_bytes, ..self.driver.limits() }
-    }
-
-    fn memory(&self) -> Result<DeviceMemory> {
-        self.driver.memory()
     }
 
     fn allocate(&self, bytes: u64, purpose: &str) -> Result<D::Buffer> {
@@ -44,62 +31,6 @@ impl<D: Driver> Driver for Limited<D> {
             return Err(Fault::new(Place::default(), kind));
         }
         self.driver.allocate(bytes, purpose)
-    }
-
-    fn bytes(&self, buffer: &D::Buffer) -> u64 {
-        self.driver.bytes(buffer)
-    }
-
-    fn write(&self, to: &D::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.driver.write(to, offset, bytes)
-    }
-
-    fn upload(&self, to: &D::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.driver.upload(to, offset, bytes)
-    }
-
-    fn uploads_after_launches(&self) -> Result<()> {
-        self.driver.uploads_after_launches()
-    }
-
-    fn launches_after_uploads(&self) -> Result<()> {
-        self.driver.launches_after_uploads()
-    }
-
-    fn read(&self, from: &D::Buffer, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.driver.read(from, offset, bytes)
-    }
-
-    fn launch(&self, launch: &Launch<'_, D::Buffer>) -> Result<()> {
-        self.driver.launch(launch)
-    }
-
-    fn outputs(&self, rows: u32) -> usize {
-        self.driver.outputs(rows)
-    }
-
-    fn has(&self, kernel: Kernel) -> bool {
-        self.driver.has(kernel)
-    }
-
-    fn resident(&self, kernel: Kernel, shared_bytes: u32) -> Result<u32> {
-        self.driver.resident(kernel, shared_bytes)
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.driver.wait()
-    }
-
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<D::Recording> {
-        self.driver.record(work)
-    }
-
-    fn replay(&self, recording: &D::Recording) -> Result<()> {
-        self.driver.replay(recording)
-    }
-
-    fn timed(&self, recording: &D::Recording, times: u32) -> Result<Elapsed> {
-        self.driver.timed(recording, times)
     }
 }
 
