@@ -181,7 +181,6 @@ fn wrong_kernels_are_noticed() {
             buffers: &[&x, &y],
             constants: &[what],
             shared_bytes: 0,
-            early: false,
         };
         cuda.launch(&launch).unwrap();
         let mut back = vec![0; 1024];
@@ -210,7 +209,6 @@ fn wrong_kernels_are_noticed() {
         buffers: &[&x, &y],
         constants: &[9],
         shared_bytes: 0,
-        early: false,
     })
     .unwrap();
     back.fill(0);

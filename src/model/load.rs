@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::backend::{Backend, ExpertSource};
+use crate::backend::{Backend, ExpertSource, Pair};
 use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -80,6 +80,11 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Loads and uploads a weight that is used in products with rows and in no other way.
     pub fn linear(&self, name: &str) -> Result<B::Weight> {
         self.backend.upload_linear(name, self.matrix(name)?)
+    }
+
+    /// Loads and uploads two weights that are used in products with the same rows, and in no other way.
+    pub fn pair(&self, names: [&str; 2]) -> Result<Pair<B::Weight>> {
+        self.backend.upload_pair(names, [self.matrix(names[0])?, self.matrix(names[1])?])
     }
 
     /// Loads and uploads a weight, if there is one of that name.

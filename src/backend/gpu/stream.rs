@@ -5,7 +5,6 @@
 //! have registers for. Whichever it is, the bits are the same.
 
 use super::bricks;
-use super::device::Manner;
 use super::driver::Driver;
 use super::kernels::{Kernel, Name, THREADS};
 use super::moe::Groups;
@@ -26,7 +25,7 @@ const SHARED_BYTES: usize = 100 << 10;
 /// Bytes of x in shared memory up to which one kernel does all: with more, groups of threads have less to themselves than of ranges.
 const WHOLE_BYTES: usize = 76 << 10;
 /// Rows of x from which on they are many.
-const MANY_ROWS: usize = 17;
+pub(super) const MANY_ROWS: usize = 17;
 
 /// The kernels of a mode, of a weight or of experts.
 struct Family {
@@ -130,9 +129,23 @@ impl Plan {
 impl<D: Driver> Gpu<D> {
     /// x [n, I] · weightᵀ → [n, O], of a weight in bricks.
     pub(super) fn stream(&self, weight: &Weight<D>, x: &Rows<D>) -> Result<Rows<D>> {
+        let out = self.rows(x.rows, weight.layout.rows)?;
+        self.stream_into(weight, x, [&out, &out])?;
+        Ok(out)
+    }
+
+    /// The same of two weights that are one above the other, in one part: the first has so many of the outputs.
+    pub(super) fn stream_pair(&self, weight: &Weight<D>, first: usize, x: &Rows<D>) -> Result<[Rows<D>; 2]> {
+        assert_eq!(weight.parts.len(), 1, "parts of a pair");
+        let out = [self.rows(x.rows, first)?, self.rows(x.rows, weight.layout.rows - first)?];
+        self.stream_into(weight, x, out.each_ref())?;
+        Ok(out)
+    }
+
+    /// The first outputs of all parts into the first of these, which may have all; those that follow into the second.
+    fn stream_into(&self, weight: &Weight<D>, x: &Rows<D>, [out, second]: [&Rows<D>; 2]) -> Result<()> {
         let layout = &weight.layout;
         assert_eq!(x.width, layout.columns, "width of a product");
-        let out = self.rows(x.rows, layout.rows)?;
         let family = Family::of(self.mode, false);
         let most = (LAUNCH_TERMS / (layout.rows * layout.columns).max(1)).max(1);
         for part in &weight.parts {
@@ -156,42 +169,45 @@ impl<D: Driver> Gpu<D> {
                     x.width,
                     out.width,
                     part.rows.start,
+                    out.width.min(outputs),
                     1, // weights do not change while kernels run
                 ];
-                let buffers = [part.codes(), part.scales(), x.buffer(), to];
+                let buffers = [part.codes(), part.scales(), x.buffer(), to, second.buffer()];
                 self.launch_pieces(&plan, pieces, &buffers, &constants)?;
                 if let Some(partial) = &partial {
-                    let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first];
-                    self.device.launch_with(
+                    let split = out.width.min(outputs);
+                    let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first, split];
+                    self.device.launch(
                         Kernel::plain(Name::SumRanges),
                         [outputs.div_ceil(THREADS as usize), count - first, 1],
-                        &[partial.buffer(), out.buffer()],
+                        &[partial.buffer(), out.buffer(), second.buffer()],
                         &constants.map(|value| value as u32),
-                        Manner { shared_bytes: 0, early: true },
                     )?;
                 }
             }
         }
-        Ok(out)
+        Ok(())
     }
 
-    /// One projection of the chosen experts that are in this slab: into their slots of out. `ahead`: see `of_experts`.
+    /// Projections, one or two that stand alike, of the chosen experts that are in these slabs: each into its slots. `ahead`: see
+    /// `of_experts`.
     pub(super) fn stream_experts(
         &self,
-        slab: &Slab<D>,
+        sides: &[(&Slab<D>, &Rows<D>)],
         x: &Rows<D>,
-        out: &Rows<D>,
         groups: &Groups<D>,
         divisor: usize,
         ahead: bool,
     ) -> Result<()> {
+        let [(slab, out), (second, second_out)] = [sides[0], sides[sides.len() - 1]];
         let layout = &slab.layout;
         let bricks = layout.bricks.expect("experts in bricks");
         let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, self.device.driver())?;
         let [codes, scales, places] = slab.buffers();
+        let [second_codes, second_scales, _] = second.buffers();
         let partial = match plan.ranges {
             0 => None,
-            ranges => Some(self.device.values(ranges * out.rows * layout.rows)?),
+            ranges => Some(self.device.values(sides.len() * ranges * out.rows * layout.rows)?),
         };
         let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
         // An expert has at least one row, and its last rows may be few.
@@ -205,24 +221,36 @@ impl<D: Driver> Gpu<D> {
             groups.most,
             divisor,
             out.rows,
+            sides.len(),
             // What says which experts were chosen may be written by the kernel before.
             ahead.into(),
         ];
-        let words = groups.words.buffer();
-        let buffers = [codes, scales, x.buffer(), to, words, places];
-        let pieces = plan.pieces * turns;
+        let (words, second_to) = (groups.words.buffer(), second_out.buffer());
+        let buffers = [codes, scales, x.buffer(), to, words, places, second_codes, second_scales, second_to];
+        let pieces = plan.pieces * turns * sides.len();
         self.launch_pieces(&plan, pieces, &buffers, &constants)?;
         if let Some(partial) = &partial {
             let constants = [plan.ranges, out.rows, layout.rows, groups.most];
-            self.device.launch_with(
+            self.device.launch(
                 Kernel::plain(Name::SumExpertsRanges),
-                [layout.rows.div_ceil(THREADS as usize), groups.most, 1],
-                &[partial.buffer(), out.buffer(), words, places],
+                [layout.rows.div_ceil(THREADS as usize), groups.most, sides.len()],
+                &[partial.buffer(), out.buffer(), second_to, words, places],
                 &constants.map(|value| value as u32),
-                Manner { shared_bytes: 0, early: true },
             )?;
         }
         Ok(())
+    }
+
+    /// Rows of which one launch of this layout's experts, of which each row chose so many, leaves no more sums of ranges than there
+    /// is room for.
+    pub(super) fn scratch_rows(&self, layout: &Layout, chosen: usize) -> Result<usize> {
+        let family = Family::of(self.mode, true);
+        let many = Plan::of(&family, layout, MANY_ROWS, self.device.driver())?;
+        Ok(match many.ranges {
+            0 => usize::MAX,
+            // Of two projections at the same time.
+            ranges => (SCRATCH_BYTES / (2 * 4 * ranges * chosen * layout.rows).max(1)).max(1),
+        })
     }
 
     /// Starts a kernel whose groups share their work: as many as run at the same time, and no more than there are pieces.
@@ -230,7 +258,6 @@ impl<D: Driver> Gpu<D> {
         let shared_bytes = plan.shared_bytes as u32;
         let resident = self.device.driver().resident(plan.kernel, shared_bytes)? as usize;
         let constants: Vec<u32> = constants.iter().map(|&value| value as u32).collect();
-        let manner = Manner { shared_bytes, early: true };
-        self.device.launch_with(plan.kernel, [pieces.min(resident), 1, 1], buffers, &constants, manner)
+        self.device.launch_with(plan.kernel, [pieces.min(resident), 1, 1], buffers, &constants, shared_bytes)
     }
 }

@@ -151,10 +151,18 @@ impl<D: Driver> Weight<D> {
 
     /// Uploads a matrix of which nothing but products with rows is wanted.
     pub fn upload_linear(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Weight<D>> {
+        Weight::upload_as(device, name, matrix, Weight::linear_layout(device, name, matrix)?)
+    }
+
+    /// Whether [`Weight::upload_linear`] lays a matrix in bricks.
+    pub fn in_bricks(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<bool> {
+        Ok(Weight::linear_layout(device, name, matrix)?.bricks.is_some())
+    }
+
+    fn linear_layout(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Layout> {
         let layout = Layout::new(device.driver().name(), name, matrix.rows, matrix.columns, matrix.format)?;
-        let layout =
-            if bricks::has_nan(layout.coding, matrix.view()) { layout } else { layout.in_bricks(device.driver()) };
-        Weight::upload_as(device, name, matrix, layout)
+        let in_rows = bricks::has_nan(layout.coding, matrix.view());
+        Ok(if in_rows { layout } else { layout.in_bricks(device.driver()) })
     }
 
     fn upload_as(device: &Device<D>, name: &str, matrix: &Matrix, layout: Layout) -> Result<Weight<D>> {
@@ -221,6 +229,8 @@ pub struct Slab<D: Driver> {
     scales: Option<D::Buffer>,
     /// For each expert of the layer its place here, or [`ABSENT`].
     places: Arc<D::Buffer>,
+    /// The same, where it does not change.
+    table: Vec<u32>,
 }
 
 /// The place of an expert that is in another slab.
@@ -230,6 +240,12 @@ impl<D: Driver> Slab<D> {
     /// Codes, scales, places.
     pub fn buffers(&self) -> [&D::Buffer; 3] {
         [&self.codes, self.scales.as_ref().unwrap_or(&self.codes), &self.places]
+    }
+
+    /// Whether another slab, in bricks like this one, has matrices of the same layout of the same experts at the same places.
+    pub fn stands_as(&self, other: &Slab<D>) -> bool {
+        let places = Arc::ptr_eq(&self.places, &other.places) || !self.table.is_empty() && self.table == other.table;
+        self.layout == other.layout && self.layout.bricks.is_some() && places
     }
 
     /// Words and scales from one expert to the next.
@@ -251,7 +267,7 @@ impl<D: Driver> Slab<D> {
             0 => None,
             scales => Some(device.allocate(4 * (scales * count) as u64, purpose)?),
         };
-        Ok(Slab { layout, codes, scales, places })
+        Ok(Slab { layout, codes, scales, places, table: Vec::new() })
     }
 
     /// Brings a matrix of that name to a place, by a way of copying bytes to an offset of a buffer.
@@ -295,7 +311,7 @@ impl<D: Driver> Slab<D> {
             table[expert] = at as u32;
         }
         device.driver().write(&slab.places, 0, &words_of(&table))?;
-        Ok(slab)
+        Ok(Slab { table, ..slab })
     }
 }
 
