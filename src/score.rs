@@ -34,12 +34,11 @@ use std::time::Instant;
 
 use crate::backend::{Device, Mode, check_mode};
 use crate::checkpoint::weight_files;
-use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::is_same_file;
 use crate::model::memory::Allowed;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{check_memory, plain_bytes};
+use crate::model::{Loaded, check_memory, plain_bytes};
 use crate::part::Part;
 use crate::report::{Finding, ScoreReport, Severity};
 use crate::threads;
@@ -119,6 +118,11 @@ impl Options {
     fn device(&self) -> Device {
         self.device.unwrap_or(Device::Cpu)
     }
+
+    /// What of the model is loaded at most: only what it generates is drafted.
+    fn loaded(&self) -> Loaded {
+        Loaded::for_drafts(self.probes)
+    }
 }
 
 /// Scores a container or a checkpoint.
@@ -138,8 +142,9 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let plan = match (options.finish, options.device()) {
         (true, _) => None,
         (false, Device::Reference) => {
-            let models = 1 + u64::from(with_baseline_model);
-            check_memory(path, plain_bytes(&config).saturating_mul(models), options.memory)?;
+            let baseline = plain_bytes(&config, Loaded::WithoutMtp).saturating_mul(u64::from(with_baseline_model));
+            let needed = plain_bytes(&config, options.loaded()).saturating_add(baseline);
+            check_memory(path, needed, options.memory)?;
             None
         }
         (false, device) => {
@@ -147,8 +152,9 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
             // The prefix is a few tokens more; a model that is the baseline has the same config but for its formats.
             let longest = inputs.iter().map(|input| input.longest).max().unwrap_or(0) + probes::MAX_TOKENS as u64;
             let longest = config.max_position_embeddings.map_or(longest, |limit| longest.min(limit));
-            let models: Vec<(&Path, &Config)> =
-                std::iter::once(path).chain(baseline).map(|path| (path, &config)).collect();
+            let baseline = baseline.map(|baseline| (baseline, &config, Loaded::WithoutMtp));
+            let models: Vec<memory::Part<'_>> =
+                std::iter::once((path, &config, options.loaded())).chain(baseline).collect();
             match device {
                 device if device.is_gpu() => {
                     let allowed = Allowed { memory: options.memory, device: options.device_memory };

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::Loaded;
 use crate::backend::{Backend, ExpertSource};
 use crate::checkpoint::weight_files;
 use crate::config::Config;
@@ -12,10 +13,11 @@ use crate::roles::{Census, Pass, Projection};
 use crate::tensor::{Dtype, Shape};
 use crate::weights::{Located, Matrix, Weights};
 
-/// Bytes of a model of this config on the plain backend, which keeps every weight as f32.
-pub fn plain_bytes(config: &Config) -> u64 {
+/// Bytes of these parts of a model of this config on the plain backend, which keeps every weight as f32.
+pub fn plain_bytes(config: &Config, loaded: Loaded) -> u64 {
     let census = Census::of(config);
-    let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
+    let used = census.iter().filter(|(_, role)| !role.optional && loaded.uses(role));
+    let elements = used.filter_map(|(_, role)| role.shape.elements());
     elements.fold(0u64, u64::saturating_add).saturating_mul(4)
 }
 

@@ -131,11 +131,15 @@ mod tests {
     use super::*;
     use crate::backend::gpu::driver::DeviceMemory;
     use crate::config::Config;
+    use crate::model::Loaded;
 
     fn needs(fixture: &str) -> (Needs, u64) {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(fixture);
         let config = Config::read(&directory).unwrap();
-        (Needs::of(&directory, &config, 1000, 512), config.num_hidden_layers + config.num_nextn_predict_layers)
+        (
+            Needs::of(&directory, &config, Loaded::Whole, 1000, 512),
+            config.num_hidden_layers + config.num_nextn_predict_layers,
+        )
     }
 
     fn gpus(free: &[u64]) -> Vec<Found> {
