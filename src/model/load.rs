@@ -76,12 +76,12 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads and uploads a weight.
     pub fn weight(&self, name: &str) -> Result<B::Weight> {
-        self.backend.upload(name, self.matrix(name)?)
+        self.backend.upload(name, self.matrix(name)?).map_err(|fault| self.placed(fault))
     }
 
     /// Loads and uploads a weight that is used in products with rows and in no other way.
     pub fn linear(&self, name: &str) -> Result<B::Weight> {
-        self.backend.upload_linear(name, self.matrix(name)?)
+        self.backend.upload_linear(name, self.matrix(name)?).map_err(|fault| self.placed(fault))
     }
 
     /// Loads and uploads a weight, if there is one of that name.
@@ -91,7 +91,15 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Prepares the routed experts of a layer.
     pub fn experts(&self, layer: u64) -> Result<B::Experts, Faults> {
-        self.backend.upload_experts(&Routed { loader: self, layer })
+        let uploaded = self.backend.upload_experts(&Routed { loader: self, layer });
+        uploaded.map_err(|faults| faults.map(|fault| self.placed(fault)))
+    }
+
+    /// A fault of a backend, which knows no file, at the model.
+    fn placed(&self, fault: Fault) -> Fault {
+        let Fault { place: Place { file, tensor, offset }, kind } = fault;
+        let file = file.or_else(|| Some(self.weights.directory()));
+        Fault { place: Place { file, tensor, offset }, kind }
     }
 
     /// Loads a weight whose shape is the one that config.json asks for.
