@@ -308,6 +308,8 @@ struct Compared {
     /// What the scored model is, where it is known.
     model_kind: Option<String>,
     model_sha256: String,
+    /// How its sums were formed.
+    mode: String,
     /// Marks the records that were compared with it.
     tag: String,
     source: Source,
@@ -325,10 +327,12 @@ impl Job<'_> {
         if out::has_results(path) {
             let stored = results::Stored::open(&path.join(results::RESULTS_FILE), own, self.inputs)?;
             let model_sha256 = stored.binding.model.clone();
-            let tag = format!("{} {model_sha256}", summary::TOP_METHOD);
+            let mode = stored.binding.mode().to_owned();
+            let rounded = if mode == <&str>::from(Mode::Exact) { String::new() } else { format!(" {mode}") };
+            let tag = format!("{} {model_sha256}{rounded}", summary::TOP_METHOD);
             let source = Source::Results(Box::new(stored));
             let (path, model_kind) = (path.to_owned(), out::scored_kind(path, &model_sha256));
-            return Ok(Compared { path, kind: "results", model_kind, model_sha256, tag, source });
+            return Ok(Compared { path, kind: "results", model_kind, model_sha256, mode, tag, source });
         }
         if path.is_dir() && weight_files(path).is_ok_and(|names| names.is_empty()) {
             return Err(Fault::new(Place::file(path), FaultKind::BaselineEmpty).into());
@@ -345,7 +349,8 @@ impl Job<'_> {
         let model_sha256 = identity.model_sha256;
         let tag = format!("{} {model_sha256}", summary::EXACT_METHOD);
         let (path, source, model_kind) = (path.to_owned(), Source::Model(model), Some(kind.to_owned()));
-        Ok(Compared { path, kind, model_kind, model_sha256, tag, source })
+        let mode = <&str>::from(self.options.mode).to_owned();
+        Ok(Compared { path, kind, model_kind, model_sha256, mode, tag, source })
     }
 
     /// Whether row `count`, from 1, of all inputs belongs to the part that is run.
