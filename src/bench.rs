@@ -8,11 +8,11 @@ mod gpu;
 mod kernels;
 mod quantizing;
 mod scoring;
+mod scratch;
 mod synthetic;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -31,7 +31,10 @@ use crate::progress::Progress;
 use crate::report::{BenchMeasure, BenchReport, CheckStatus, VerifyReport};
 use crate::threads;
 use crate::verify::{Level, Options as VerifyOptions, TokenOptions, verify};
+use scratch::Scratch;
 use synthetic::{Contents, Synthetic};
+
+pub use scratch::remove_scratch;
 
 /// What a user asks for.
 #[derive(Debug, Clone)]
@@ -81,7 +84,7 @@ pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     // As many workers as verifying has.
     let pool = threads::pool(limits::HASH_WORKERS * threads, &options.directory)?;
-    let scratch = Scratch::create(&options.directory)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     let container = scratch.path.join("payload");
     let synthetic = Synthetic::of_bytes(options.bytes(), threads);
     check_space(&container, synthetic.bytes()?)?;
@@ -108,7 +111,7 @@ pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport
         progress.step("quantizing");
         measures = quantize(options.rounds).measures;
     }
-    let scratch = Scratch::create(&options.directory)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     measures.extend(converting::measures(&scratch, options, progress)?);
     Ok(report("convert", threads, measures))
 }
@@ -165,7 +168,7 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
         }
         Device::Several(_) => return Err(several().into()),
         Device::Reference | Device::Cpu => {
-            let scratch = Scratch::create(&options.directory)?;
+            let scratch = Scratch::create(&options.directory, progress)?;
             let container = scratch.path.join("model");
             let measures = pool.install(|| decoding::measures(&container, options, progress))?;
             report("decode", threads, measures)
@@ -238,45 +241,6 @@ fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchRep
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
         threads: threads as u64,
         measures,
-    }
-}
-
-/// The directories of runs that are not over.
-static SCRATCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Removes what runs have made that are not over, for whoever ends the program now. They may still be writing, so it is
-/// tried until nothing is left, for a second at most.
-pub fn remove_scratch() {
-    let open = SCRATCH.lock().map(|open| open.clone()).unwrap_or_default();
-    for _ in 0..100 {
-        open.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
-        if open.iter().all(|path| path.symlink_metadata().is_err()) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A directory that is removed when the run is over.
-struct Scratch {
-    path: PathBuf,
-}
-
-impl Scratch {
-    fn create(parent: &Path) -> Result<Scratch> {
-        let path = parent.join(format!("coliconv-bench-{}", std::process::id()));
-        std::fs::create_dir_all(parent).map_err(|e| Fault::io("create the directory", parent, e))?;
-        if let Ok(mut open) = SCRATCH.lock() {
-            open.push(path.clone());
-        }
-        std::fs::create_dir(&path).map_err(|e| Fault::io("create the directory", &path, e))?;
-        Ok(Scratch { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn measures(
     progress: &dyn Progress,
 ) -> Result<(Option<String>, Vec<BenchMeasure>), Faults> {
     let gpu = super::gpu::opened(options.device, synthetic.bytes()?)?;
-    let scratch = Scratch::create(&options.directory)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     let (container, requests) = (scratch.path.join("model"), scratch.path.join("requests.txt"));
     check_space(&container, synthetic.bytes()?)?;
     progress.step("making a container");

@@ -30,7 +30,7 @@ pub(in super::super) fn decode<D: Driver>(
 ) -> Result<Vec<BenchMeasure>, Faults> {
     let device = gpu.gpu();
     check_memory(device, synthetic.bytes()?, "the model to decode with")?;
-    let scratch = Scratch::create(&options.directory)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     let path = scratch.path.join("model");
     check_space(&path, synthetic.bytes()?)?;
     progress.step("making a container");
