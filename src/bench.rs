@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::driver::Driver;
-use crate::backend::{Backend, Device, Mode, cuda, vulkan};
+use crate::backend::{Backend, Device, Mode, check_mode, cuda, vulkan};
 use crate::checkpoint::weight_files;
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
@@ -80,7 +80,7 @@ impl Options {
 
 /// Measures reading headers, surveying, and verifying payloads.
 pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, LEAST_BYTES, "at least 1M")?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     // As many workers as verifying has.
     let pool = threads::pool(limits::HASH_WORKERS * threads, &options.directory)?;
@@ -104,7 +104,7 @@ pub fn quantize(rounds: usize) -> BenchReport {
 
 /// Measures quantizing alone, and whole conversions beside plain reads and writes of as many bytes.
 pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, LEAST_BYTES, "at least 1M")?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     let mut measures = Vec::new();
     if !options.whole_only {
@@ -123,7 +123,7 @@ fn several() -> Fault {
 
 /// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
 pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, LEAST_BYTES, "at least 1M")?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let threads = pool.current_num_threads();
     match options.device {
@@ -150,7 +150,7 @@ pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport
 /// Measures decoding: on the CPU with routed experts on demand, beside reading the disk and reading memory, on a GPU with
 /// all of them there, beside reading its memory.
 pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_DECODED_BYTES, "at least 24M, to decode")?;
+    check_options(options, LEAST_DECODED_BYTES, "at least 24M, to decode")?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let threads = pool.current_num_threads();
     let synthetic = Synthetic::model(options.decoded_bytes());
@@ -179,7 +179,7 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
 
 /// Measures scoring requests that have much in common.
 pub fn score(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_DECODED_BYTES, "at least 24M, to score")?;
+    check_options(options, LEAST_DECODED_BYTES, "at least 24M, to score")?;
     let bytes = match options.device.is_gpu() {
         true => options.decoded_bytes(),
         false => options.bytes(),
@@ -199,13 +199,14 @@ fn on_gpu<D: Driver>(gpu: &Gpu<D>, options: &Options, report: BenchReport) -> Be
 /// The smallest size of what else is measured: a smaller one measures nothing.
 const LEAST_BYTES: u64 = 1 << 20;
 
-fn check_size(options: &Options, least: u64, expected: &'static str) -> Result<()> {
+/// Refuses a size that is too small, and a mode that the device does not have.
+fn check_options(options: &Options, least: u64, expected: &'static str) -> Result<()> {
     match options.bytes {
         Some(bytes) if bytes < least => {
             let (flag, found) = ("--size", bytes.to_string());
             Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
         }
-        _ => Ok(()),
+        _ => check_mode(options.device, options.mode),
     }
 }
 

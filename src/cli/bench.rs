@@ -86,10 +86,6 @@ impl Arguments {
     /// Where to compute.
     fn device(&self) -> Result<Device, Fault> {
         let device = self.device.as_deref().map_or(Ok(Device::Cpu), |text| Device::parse("--device", text))?;
-        if self.mode == "fast" && !matches!(device, Device::Cuda(_)) {
-            let (flag, needs) = ("--mode fast", "--device cuda");
-            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));
-        }
         if self.only.is_some() && !(self.target == Some(Target::Kernels) && device.is_gpu()) {
             let (flag, needs) = ("--only", "`bench kernels` on a GPU");
             return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));
