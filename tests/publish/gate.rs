@@ -182,7 +182,8 @@ fn tokens_in_fast_mode_are_no_evidence() {
 /// Nor do scores with them, or against such scores of the source.
 #[test]
 fn scores_in_fast_mode_are_no_evidence() {
-    let cases: [(fn(&mut Value), &str); 2] = [
+    type Case = (fn(&mut Value), &'static str);
+    let cases: [Case; 2] = [
         (|report| report["mode"] = json!("fast"), "the mode in which the container was scored is fast"),
         (
             |report| report["baseline"]["mode"] = json!("fast"),
