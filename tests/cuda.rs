@@ -66,6 +66,7 @@ fn every_failure_is_told() {
         ("FAIL", "cuMemAllocHost_v2=2@2"),
         ("FAIL", "cuEventCreate=999"),
         ("FAIL", "cuMemAlloc_v2=2@5"),
+        ("FAIL", "cuMemAlloc_v2=2@72"),
         ("FAIL", "cuMemAlloc_v2=1@5"),
         ("FAIL", "cuMemcpyHtoDAsync_v2=1@3"),
         ("FAIL", "cuModuleLoadData=222"),

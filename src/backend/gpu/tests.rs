@@ -6,7 +6,7 @@ use super::kernels::Coding;
 use super::weight::Layout;
 use super::*;
 use crate::backend::reference::Reference;
-use crate::backend::samples::{Made, attended, formats, matrix, numbers, routed, ways};
+use crate::backend::samples::{Made, attended, formats, matrix, numbers, routed, through, ways};
 use crate::backend::tolerances;
 use crate::format::Format;
 use crate::roles::Projection;
@@ -343,41 +343,9 @@ fn many_positions<D: Driver>(gpu: &Gpu<D>) {
     assert!(found.0.ends_with(&alone.0) && found.1.ends_with(&alone.1) && found.2.ends_with(&alone.2));
 }
 
-/// Three experts of wide rows.
-struct Three(Format);
-
-impl ExpertSource for Three {
-    fn layer(&self) -> u64 {
-        1
-    }
-
-    fn count(&self) -> usize {
-        3
-    }
-
-    fn name(&self, expert: usize, _projection: Projection) -> String {
-        expert.to_string()
-    }
-
-    fn load(&self, expert: usize, projection: Projection) -> Result<Matrix> {
-        let seed = 3 * expert as u64;
-        Ok(match projection {
-            Projection::Gate => matrix(self.0, 36, 2100, seed),
-            Projection::Up => matrix(self.0, 36, 2100, seed + 1),
-            Projection::Down => matrix(self.0, 2100, 36, seed + 2),
-        })
-    }
-}
-
 /// Rows through two of three experts, each of which has many of them.
 fn many_of_three<B: Backend>(backend: &B, format: Format, rows: Range<usize>) -> Vec<f32> {
-    let experts = backend.upload_experts(&Three(format)).unwrap();
-    let gate = backend.upload("gate", matrix(Format::F32, 3, 2100, 50)).unwrap();
-    let bias = backend.upload("bias", matrix(Format::F32, 3, 1, 51)).unwrap();
-    let routing = Routing { chosen: 2, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
-    let x = backend.slice(&rows_of(backend, &numbers(52, 26 * 2100), 2100), rows, 0..2100).unwrap();
-    let choice = backend.route(&routing, &gate, &bias, &x).unwrap();
-    backend.read(&backend.experts(&experts, &choice, &x).unwrap()).unwrap()
+    through(backend, Made::three(format), 26, rows)
 }
 
 fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
@@ -405,7 +373,7 @@ fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
     }
     // A choice that is given, and its parts by themselves.
     let format = Format::Int4Grouped { group_size: 64 };
-    let experts = gpu.upload_experts(&Made(format)).unwrap();
+    let experts = gpu.upload_experts(&Made::six(format)).unwrap();
     let routed = [vec![(5, 0.5), (0, 2.0)], vec![(0, 1.0), (3, 0.25)], vec![(5, 1.5), (3, 1.0)]];
     let (choice, x) = (gpu.chosen(&routed).unwrap(), rows_of(gpu, &numbers(52, 3 * 40), 40));
     assert_eq!(gpu.read_choice(&choice).unwrap(), routed);

@@ -11,7 +11,7 @@ use super::driver::Driver;
 use super::kernels::{Coding, Kernel, Name};
 use crate::backend::ExpertSource;
 use crate::checkpoint::SCALE_BLOCK;
-use crate::error::{Fault, FaultKind, Place, Result};
+use crate::error::{Fault, FaultKind, Place, Result, counted};
 use crate::format::Format;
 use crate::quantize::Decoder;
 use crate::roles::Projection;
@@ -170,7 +170,7 @@ impl<D: Driver> Weight<D> {
         let step = part_rows(device, &layout);
         let part = |first: usize| -> Result<Part<D>> {
             let rows = first..matrix.rows.min(first.saturating_add(step));
-            let codes = device.allocate(layout.code_bytes(rows.len()), name)?;
+            let codes = device.allocate(layout.code_bytes(rows.len()), A_WEIGHT).map_err(|fault| of(fault, name))?;
             device.driver().write(&codes, 0, &layout.codes(matrix.view(), rows.clone()))?;
             let scales = floats(device, name, &layout.scales_of(matrix.view(), rows.clone()))?;
             Ok(Part { rows, codes, scales })
@@ -203,12 +203,20 @@ fn part_rows<D: Driver>(device: &Device<D>, layout: &Layout) -> usize {
     ((limit / bytes) as usize).max(1).saturating_mul(block)
 }
 
-/// A buffer with values; `None` if there are none.
-fn floats<D: Driver>(device: &Device<D>, purpose: &str, values: &[f32]) -> Result<Option<D::Buffer>> {
+/// What memory is for, where the place of a fault names the tensor.
+const A_WEIGHT: &str = "a weight";
+
+/// A fault that is about the tensor of that name.
+fn of(fault: Fault, name: &str) -> Fault {
+    Fault { place: Place::name(name), ..fault }
+}
+
+/// A buffer with values of a weight; `None` if there are none.
+fn floats<D: Driver>(device: &Device<D>, name: &str, values: &[f32]) -> Result<Option<D::Buffer>> {
     if values.is_empty() {
         return Ok(None);
     }
-    let buffer = device.allocate(4 * values.len() as u64, purpose)?;
+    let buffer = device.allocate(4 * values.len() as u64, A_WEIGHT).map_err(|fault| of(fault, name))?;
     device.driver().write(&buffer, 0, &bytes_of(values))?;
     Ok(Some(buffer))
 }
@@ -300,9 +308,12 @@ impl<D: Driver> Slab<D> {
         layout: Layout,
         experts: &[usize],
     ) -> Result<Slab<D>> {
-        let purpose = format!("{} and {} more", source.name(experts[0], projection), experts.len() - 1);
-        let places = Arc::new(device.allocate(4 * source.count() as u64, "places of experts")?);
-        let slab = Slab::new(device, layout, experts.len(), places, &purpose)?;
+        let purpose = format!("a matrix of each of {}", counted(experts.len() as u64, "expert"));
+        let allocated = device.allocate(4 * source.count() as u64, "places of experts").and_then(|places| {
+            let places = Arc::new(places);
+            Slab::new(device, layout, experts.len(), places, &purpose)
+        });
+        let slab = allocated.map_err(|fault| of(fault, &source.name(experts[0], projection)))?;
         let mut table = vec![ABSENT; source.count()];
         for (at, &expert) in experts.iter().enumerate() {
             let matrix = source.load(expert, projection)?;

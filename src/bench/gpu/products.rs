@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::backend::gpu::driver::Driver;
 use crate::backend::gpu::{Rows, Weight};
 use crate::bench::kernels::{FEW_ROWS, FORMATS, MANY_ROWS, Random, SHAPES, name_of, numbers};
-use crate::error::Result;
+use crate::error::{Result, counted};
 use crate::format::Format;
 use crate::report::BenchMeasure;
 use crate::weights::Matrix;
@@ -32,7 +32,7 @@ pub(super) fn measures<D: Driver>(bench: &mut Bench<'_, D>) -> Result<Vec<BenchM
         for (rows, columns) in SHAPES.map(|(rows, columns)| (rows / divisor, columns / divisor)) {
             let name = format!("{} [{rows}, {columns}]", name_of(format));
             let wanted = |numbers: &[usize]| -> Wanted {
-                let names = numbers.iter().map(|&n| (format!("{name}, {n} rows"), n));
+                let names = numbers.iter().map(|&n| (format!("{name}, {}", counted(n as u64, "row")), n));
                 names.filter(|(name, _)| bench.is_wanted(name)).collect()
             };
             let (few, many) = (wanted(&FEW_ROWS), wanted(&MANY_ROWS));
