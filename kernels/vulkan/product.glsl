@@ -166,6 +166,7 @@ void add_eights(Weights w, uint columns) {
 
 // Makes `sum` of `row_of` and `x_at`, in every lane.
 void product(Weights w, uint columns, bool wide) {
+    nothing = columns >> 31;
     barrier();
     [[unroll]] for (uint s = 0; s < OUTS * ROWS; s++) sum[s] = 0.0;
 #ifdef CODING_INT4_GROUPED
