@@ -90,7 +90,7 @@ float one(Weights w, uint row, uint column) {
 
 #elif defined(CODING_INT4_ROW) || defined(CODING_INT4_GROUPED)
 #define UNIT 32
-#define COLUMNS 64
+#define COLUMNS 32
 #define PIECE_WORDS (PIECE / 8)
 
 uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
@@ -151,7 +151,7 @@ float one(Weights w, uint row, uint column) {
 #define BY_ROW 0
 #define DOT_FACTOR 1.0
 #define UNIT 32
-#define COLUMNS 64
+#define COLUMNS 32
 #define PIECE_WORDS ((PIECE + 15) / 16 + 1)
 
 // Six words a group of 64: two low bits of each in four, the high bits in two. A unit is half of each.
@@ -232,26 +232,34 @@ uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
 
 uint unit_scale(Weights w, uint row, uint unit) { return w.scales_at + row / 128 * w.row_scales + unit / 8; }
 
-// Where e4m3 · 2^−8 begins to have a one before its mantissa.
-const float LEAST_NORMAL = 0.00006103515625;
+// e4m3 · 2^−8 of a code in the upper byte: sign, exponent and mantissa in the places of an f32's, whose exponent is 112 higher.
+float upper_e4m3(uint word) { return uintBitsToFloat((uint(int(word) >> 4) & 0x87f00000u) | (0x38000000u + nothing)); }
 
-// e4m3 · 2^−8 of a code in the upper byte that is a number. Exponent and mantissa go to the places of an f32's, whose exponent is
-// 112 higher. Of exponent 0 that is a one too much before the mantissa, which 2 v − LEAST_NORMAL has not, and is less only there: so
-// no code needs a branch, and nothing is below 2^−17 but 0.
-float e4m3(uint word) {
-    const float magnitude = uintBitsToFloat(word >> 4 & 0x07f00000u | (0x38000000u + nothing));
-    precise const float small = fma(2.0, magnitude, -LEAST_NORMAL);
-    return uintBitsToFloat(floatBitsToUint(min(magnitude, small)) ^ (word & 0x80000000u));
+// The same of any code: subnormal ones, which as an f32 a device may take for 0, as m · 2^−9, and those that are no numbers.
+float any_e4m3(uint code) {
+    const uint magnitude = code & 0x7fu;
+    const float small = float(magnitude) * (0.001953125 / 256.0);
+    if (magnitude == 0x7fu) return NOT_A_NUMBER;
+    if (magnitude >= 8) return upper_e4m3(code << 24);
+    return (code & 0x80u) != 0 ? -small : small;
 }
 
-float any_e4m3(uint code) { return (code & 0x7fu) == 0x7fu ? NOT_A_NUMBER : e4m3(code << 24); }
+// What `upper_e4m3` gives, put right: of exponent 0, below 2^−14, it has a one too much before the mantissa.
+float mended(float value) {
+    const float one_less = uintBitsToFloat((floatBitsToUint(value) & 0x80000000u) ^ 0xb8800000u);
+    precise const float small = fma(2.0, value, one_less);
+    return abs(value) < 0.00006103515625 ? small : value;
+}
 
 vec4 four_e4m3(uint word) {
-    vec4 values = vec4(e4m3(word << 24), e4m3(word << 16), e4m3(word << 8), e4m3(word));
-    // in each byte the sum has 0x80 for a magnitude of 0x7f alone, which is no number
-    const uint above = (word & 0x7f7f7f7fu) + 0x01010101u;
-    if ((above & 0x80808080u) != 0) {
-        [[unroll]] for (uint k = 0; k < 4; k++) values[k] = (above >> 8 * k & 0x80u) != 0 ? NOT_A_NUMBER : values[k];
+    vec4 values = vec4(upper_e4m3(word << 24), upper_e4m3(word << 16), upper_e4m3(word << 8), upper_e4m3(word));
+    // in each byte: the first sum has 0x80 from magnitude 8 on, the second of 0x7f alone
+    const uint magnitudes = word & 0x7f7f7f7fu, normal = magnitudes + 0x78787878u, above = magnitudes + 0x01010101u;
+    if ((normal & ~above & 0x80808080u) != 0x80808080u) {
+        [[unroll]] for (uint k = 0; k < 4; k++) values[k] = mended(values[k]);
+        if ((above & 0x80808080u) != 0) {
+            [[unroll]] for (uint k = 0; k < 4; k++) values[k] = (above >> 8 * k & 0x80u) != 0 ? NOT_A_NUMBER : values[k];
+        }
     }
     return values;
 }
