@@ -14,8 +14,14 @@ const WORK: vk::PipelineStageFlags = vk::PipelineStageFlags::from_raw(
     vk::PipelineStageFlags::COMPUTE_SHADER.as_raw() | vk::PipelineStageFlags::TRANSFER.as_raw(),
 );
 
-/// Commands that are being recorded, and the pool of their descriptors, which is null where none is needed.
-pub(super) type Into = (vk::CommandBuffer, vk::DescriptorPool);
+/// Commands that are being recorded.
+pub(super) struct Into<'h> {
+    pub commands: vk::CommandBuffer,
+    /// The pool of their descriptors, which is null where none is needed.
+    pub descriptors: vk::DescriptorPool,
+    /// What they touched.
+    pub hazards: &'h mut Hazards,
+}
 
 impl Core {
     /// Whatever was recorded or submitted before is done, and seen, before kernels and copies that come next.
@@ -42,19 +48,18 @@ impl Core {
     /// A kernel, after everything before that it needs or that needs what it changes.
     pub fn dispatch(
         &self,
-        into: Into,
-        hazards: &mut Hazards,
+        into: Into<'_>,
         kernel: Kernel,
         ready: Ready,
         groups: [u32; 3],
         buffers: &[Part],
         constants: &[u32],
     ) -> Result<()> {
-        let (commands, _) = into;
+        let Into { commands, descriptors, hazards } = into;
         if hazards.touch(touched(ready, buffers)) {
             self.barrier(commands);
         }
-        self.bind(into, kernel, ready, buffers)?;
+        self.bind((commands, descriptors), kernel, ready, buffers)?;
         let bytes: Vec<u8> = constants.iter().flat_map(|word| word.to_le_bytes()).collect();
         // SAFETY: the commands are being recorded, here and below; the layout has room for the constants.
         unsafe { self.device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, ready.pipeline) };
@@ -70,7 +75,13 @@ impl Core {
     }
 
     /// Tells the device where a kernel's buffers are.
-    fn bind(&self, (commands, pool): Into, kernel: Kernel, ready: Ready, buffers: &[Part]) -> Result<()> {
+    fn bind(
+        &self,
+        (commands, pool): (vk::CommandBuffer, vk::DescriptorPool),
+        kernel: Kernel,
+        ready: Ready,
+        buffers: &[Part],
+    ) -> Result<()> {
         let infos: Vec<[vk::DescriptorBufferInfo; 1]> = buffers
             .iter()
             .map(|part| [vk::DescriptorBufferInfo { buffer: part.buffer, offset: part.at, range: part.bytes }])

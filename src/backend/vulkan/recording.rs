@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use ash::vk;
 
 use super::adapter::MAX_BUFFERS;
+use super::commands::Into;
 use super::core::Core;
 use super::hazards::Hazards;
 use super::memory::Part;
@@ -101,8 +102,8 @@ impl Recorded {
         let portion = self.portions.last_mut().expect("one was begun");
         let pool = self.descriptors.last().copied().unwrap_or_default();
         let parts: Vec<Part> = buffers.iter().map(|held| held.part).collect();
-        let into = (portion.commands, pool);
-        self.core.dispatch(into, &mut self.hazards, kernel, ready, groups, &parts, constants)?;
+        let into = Into { commands: portion.commands, descriptors: pool, hazards: &mut self.hazards };
+        self.core.dispatch(into, kernel, ready, groups, &parts, constants)?;
         self.held.extend(buffers.iter().map(|&held| Arc::clone(held)));
         portion.last = kernel;
         portion.launches += 1;

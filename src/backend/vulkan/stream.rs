@@ -12,6 +12,7 @@ use ash::vk;
 
 use super::Held;
 use super::adapter::MAX_BUFFERS;
+use super::commands::Into;
 use super::core::{Block, Core};
 use super::hazards::{Hazards, Touched};
 use super::memory::Part;
@@ -260,9 +261,10 @@ impl Stream {
         }
         self.begin()?;
         let frame = &mut self.frames[self.at];
-        let into = (frame.commands, frame.descriptors);
+        let Frame { commands, descriptors, ref mut hazards, .. } = *frame;
+        let into = Into { commands, descriptors, hazards };
         let parts: Vec<Part> = buffers.iter().map(|held| held.part).collect();
-        self.core.dispatch(into, &mut frame.hazards, kernel, ready, groups, &parts, constants)?;
+        self.core.dispatch(into, kernel, ready, groups, &parts, constants)?;
         self.was_launched(kernel, kernel, 1)?;
         self.core.validate(|| format!("run {}", kernel.function()))
     }
