@@ -86,6 +86,14 @@ pub struct Groups<D: Driver> {
     pub(super) slots: usize,
 }
 
+impl<D: Driver> Groups<D> {
+    /// Rows of x that a group of threads takes at a time. An expert has few of the rows, and products with rows that it does not
+    /// have are lost: so it is twice as many as experts have on average. One that has more of them is gone through again.
+    fn tile(&self) -> u32 {
+        tile(self.rows.min(2 * self.slots.div_ceil(self.most)))
+    }
+}
+
 /// What was chosen for some rows.
 struct Chosen<'c, D: Driver> {
     /// [rows, count] numbers of experts, and their weights.
@@ -385,7 +393,7 @@ impl<D: Driver> Gpu<D> {
             let [codes, scales, places] = slab.buffers();
             let [stride, row_scales, group_size] = layout.constants();
             let [expert_words, expert_scales] = slab.strides();
-            let rows = tile(groups.rows);
+            let rows = groups.tile();
             let kernel = Kernel { name: Name::Experts, coding: Some(layout.coding), rows: Some(rows) };
             self.device.launch(
                 kernel,

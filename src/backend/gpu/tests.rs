@@ -513,7 +513,7 @@ fn together<D: Driver>(gpu: &Gpu<D>) {
             assert_eq!(found.each_ref().map(read), expected, "{formats:?}, {n} rows");
         }
     }
-    let experts = gpu.upload_experts(&Made(grouped)).unwrap();
+    let experts = gpu.upload_experts(&Made::six(grouped)).unwrap();
     let choice = gpu.chosen(&[vec![(5, 0.5), (0, 2.0)], vec![(0, 1.0), (3, 0.25)]]).unwrap();
     let [x, shared, mut alone, mut at_once] = [1, 2, 3, 3].map(|seed| rows_of(gpu, &numbers(seed, 2 * 40), 40));
     let mut sum = gpu.experts(&experts, &choice, &x).unwrap();

@@ -76,8 +76,10 @@ impl<D: Driver> Weights<D> {
     fn work(&self, bench: &Bench<'_, D>, name: String, n: usize, amount: Amount, count: usize) -> Result<Work<D>> {
         let x: Rows<D> = bench.gpu.write(&numbers(self.columns, n), self.columns)?;
         let work = Work::new(bench.device(), name, || {
-            self.matrices[..count].iter().try_for_each(|weight| bench.gpu.matmul(weight, &x).map(drop))?;
-            Ok(amount)
+            // What they give is kept to the end, as q_a's and kv_a's are: no product waits for the place of another's.
+            let given: Result<Vec<Rows<D>>> =
+                self.matrices[..count].iter().map(|weight| bench.gpu.matmul(weight, &x)).collect();
+            given.map(|_| amount)
         });
         work.map(|work| work.keeping(x, Vec::new(), Vec::new()))
     }
