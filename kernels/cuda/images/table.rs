@@ -20,7 +20,7 @@
             (100, include_bytes!("sm_100/absorb.cubin")),
             (120, include_bytes!("sm_120/absorb.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/absorb.ptx")),
+        ptx: Some((75, include_str!("compute_75/absorb.ptx"))),
     },
     Image {
         file: "attention",
@@ -37,7 +37,7 @@
             (100, include_bytes!("sm_100/attention.cubin")),
             (120, include_bytes!("sm_120/attention.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/attention.ptx")),
+        ptx: Some((75, include_str!("compute_75/attention.ptx"))),
     },
     Image {
         file: "embed",
@@ -59,7 +59,7 @@
             (100, include_bytes!("sm_100/embed.cubin")),
             (120, include_bytes!("sm_120/embed.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/embed.ptx")),
+        ptx: Some((75, include_str!("compute_75/embed.ptx"))),
     },
     Image {
         file: "experts",
@@ -102,7 +102,7 @@
             (100, include_bytes!("sm_100/experts.cubin")),
             (120, include_bytes!("sm_120/experts.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/experts.ptx")),
+        ptx: Some((75, include_str!("compute_75/experts.ptx"))),
     },
     Image {
         file: "indexer",
@@ -119,7 +119,7 @@
             (100, include_bytes!("sm_100/indexer.cubin")),
             (120, include_bytes!("sm_120/indexer.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/indexer.ptx")),
+        ptx: Some((75, include_str!("compute_75/indexer.ptx"))),
     },
     Image {
         file: "matmul",
@@ -162,7 +162,7 @@
             (100, include_bytes!("sm_100/matmul.cubin")),
             (120, include_bytes!("sm_120/matmul.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/matmul.ptx")),
+        ptx: Some((75, include_str!("compute_75/matmul.ptx"))),
     },
     Image {
         file: "peak",
@@ -178,7 +178,7 @@
             (100, include_bytes!("sm_100/peak.cubin")),
             (120, include_bytes!("sm_120/peak.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/peak.ptx")),
+        ptx: Some((75, include_str!("compute_75/peak.ptx"))),
     },
     Image {
         file: "pointwise",
@@ -200,7 +200,7 @@
             (100, include_bytes!("sm_100/pointwise.cubin")),
             (120, include_bytes!("sm_120/pointwise.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/pointwise.ptx")),
+        ptx: Some((75, include_str!("compute_75/pointwise.ptx"))),
     },
     Image {
         file: "predict",
@@ -216,7 +216,7 @@
             (100, include_bytes!("sm_100/predict.cubin")),
             (120, include_bytes!("sm_120/predict.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/predict.ptx")),
+        ptx: Some((75, include_str!("compute_75/predict.ptx"))),
     },
     Image {
         file: "ranges",
@@ -232,7 +232,7 @@
             (100, include_bytes!("sm_100/ranges.cubin")),
             (120, include_bytes!("sm_120/ranges.cubin")),
         ],
-        ptx: (80, include_str!("compute_80/ranges.ptx")),
+        ptx: Some((80, include_str!("compute_80/ranges.ptx"))),
     },
     Image {
         file: "read",
@@ -248,7 +248,7 @@
             (100, include_bytes!("sm_100/read.cubin")),
             (120, include_bytes!("sm_120/read.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/read.ptx")),
+        ptx: Some((75, include_str!("compute_75/read.ptx"))),
     },
     Image {
         file: "router",
@@ -266,7 +266,7 @@
             (100, include_bytes!("sm_100/router.cubin")),
             (120, include_bytes!("sm_120/router.cubin")),
         ],
-        ptx: (75, include_str!("compute_75/router.ptx")),
+        ptx: Some((75, include_str!("compute_75/router.ptx"))),
     },
     Image {
         file: "stream",
@@ -322,7 +322,7 @@
             (100, include_bytes!("sm_100/stream.cubin")),
             (120, include_bytes!("sm_120/stream.cubin")),
         ],
-        ptx: (80, include_str!("compute_80/stream.ptx")),
+        ptx: Some((80, include_str!("compute_80/stream.ptx"))),
     },
     Image {
         file: "stream_experts",
@@ -366,7 +366,7 @@
             (100, include_bytes!("sm_100/stream_experts.cubin")),
             (120, include_bytes!("sm_120/stream_experts.cubin")),
         ],
-        ptx: (80, include_str!("compute_80/stream_experts.ptx")),
+        ptx: Some((80, include_str!("compute_80/stream_experts.ptx"))),
     },
     Image {
         file: "tile",
@@ -389,7 +389,7 @@
             (90, include_bytes!("sm_90/tile.cubin")),
             (100, include_bytes!("sm_100/tile.cubin")),
         ],
-        ptx: (80, include_str!("compute_80/tile.ptx")),
+        ptx: Some((80, include_str!("compute_80/tile.ptx"))),
     },
     Image {
         file: "tile_experts",
@@ -412,6 +412,55 @@
             (90, include_bytes!("sm_90/tile_experts.cubin")),
             (100, include_bytes!("sm_100/tile_experts.cubin")),
         ],
-        ptx: (80, include_str!("compute_80/tile_experts.ptx")),
+        ptx: Some((80, include_str!("compute_80/tile_experts.ptx"))),
+    },
+    Image {
+        file: "wide",
+        kernels: &[
+            "fast_wide_fp8_e4m3_b128_32",
+            "fast_wide_fp8_e4m3_b128_64",
+            "fast_wide_int2_row_32",
+            "fast_wide_int2_row_64",
+            "fast_wide_int3_g64_32",
+            "fast_wide_int3_g64_64",
+            "fast_wide_int4_grouped_32",
+            "fast_wide_int4_grouped_64",
+            "fast_wide_int4_row_32",
+            "fast_wide_int4_row_64",
+            "fast_wide_int8_row_32",
+            "fast_wide_int8_row_64",
+            "round_rows",
+        ],
+        cubins: &[
+            (90, include_bytes!("sm_90/wide.cubin")),
+        ],
+        ptx: None,
+    },
+    Image {
+        file: "wide_experts",
+        kernels: &[
+            "fast_experts_wide_fp8_e4m3_b128_16",
+            "fast_experts_wide_fp8_e4m3_b128_32",
+            "fast_experts_wide_fp8_e4m3_b128_64",
+            "fast_experts_wide_int2_row_16",
+            "fast_experts_wide_int2_row_32",
+            "fast_experts_wide_int2_row_64",
+            "fast_experts_wide_int3_g64_16",
+            "fast_experts_wide_int3_g64_32",
+            "fast_experts_wide_int3_g64_64",
+            "fast_experts_wide_int4_grouped_16",
+            "fast_experts_wide_int4_grouped_32",
+            "fast_experts_wide_int4_grouped_64",
+            "fast_experts_wide_int4_row_16",
+            "fast_experts_wide_int4_row_32",
+            "fast_experts_wide_int4_row_64",
+            "fast_experts_wide_int8_row_16",
+            "fast_experts_wide_int8_row_32",
+            "fast_experts_wide_int8_row_64",
+        ],
+        cubins: &[
+            (90, include_bytes!("sm_90/wide_experts.cubin")),
+        ],
+        ptx: None,
     },
 ]

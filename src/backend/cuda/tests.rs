@@ -175,14 +175,20 @@ fn every_kernel_has_one_image() {
     assert_eq!(functions, held);
     for image in images::IMAGES {
         assert!(image.cubins.iter().all(|(_, bytes)| bytes.starts_with(b"\x7fELF")), "{}", image.file);
+        // Those for one architecture have nothing for others.
+        if ["wide", "wide_experts"].contains(&image.file) {
+            assert!(image.ptx.is_none() && image.cubins.len() == 1 && image.cubins[0].0 == 90, "{}", image.file);
+            continue;
+        }
         // Those with tensor cores' products of bf16 are for newer devices.
         let oldest = if ["ranges", "stream", "stream_experts", "tile", "tile_experts"].contains(&image.file) {
             80
         } else {
             images::OLDEST
         };
-        assert!(image.ptx.1.contains("\n.version 8.2\n") && image.ptx.1.contains(&format!("\n.target sm_{oldest}\n")));
-        assert_eq!((image.ptx.0, image.cubins[0].0), (oldest, oldest));
+        let (target, text) = image.ptx.unwrap();
+        assert!(text.contains("\n.version 8.2\n") && text.contains(&format!("\n.target sm_{oldest}\n")));
+        assert_eq!((target, image.cubins[0].0), (oldest, oldest));
     }
 }
 

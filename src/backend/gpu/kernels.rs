@@ -56,6 +56,9 @@ pub enum Name {
     FastExperts,
     FastExpertsRanges,
     FastExpertsTile,
+    RoundRows,
+    FastWide,
+    FastExpertsWide,
     SumRanges,
     SumExpertsRanges,
 }
@@ -130,13 +133,15 @@ impl Name {
                 Some(&[8])
             }
             Name::FastTile | Name::FastExpertsTile => Some(&[48]),
+            Name::FastWide => Some(&[32, 64]),
+            Name::FastExpertsWide => Some(&[16, 32, 64]),
             _ => None,
         }
     }
 
     /// Whether a device without tensor cores has no use for it.
     pub fn is_for_bricks(self) -> bool {
-        self.reads_bricks() || matches!(self, Name::SumRanges | Name::SumExpertsRanges)
+        self.reads_bricks() || matches!(self, Name::RoundRows | Name::SumRanges | Name::SumExpertsRanges)
     }
 
     /// Numbers of rows of x that it comes for; none where it is one kernel.
@@ -164,6 +169,8 @@ impl Name {
             Name::StreamExperts | Name::StreamExpertsRanges | Name::FastExperts | Name::FastExpertsRanges => {
                 "stream_experts"
             }
+            Name::RoundRows | Name::FastWide => "wide",
+            Name::FastExpertsWide => "wide_experts",
             Name::SumRanges | Name::SumExpertsRanges => "ranges",
         }
     }
@@ -177,16 +184,17 @@ impl Name {
             | Name::StreamExpertsTile
             | Name::FastExperts
             | Name::FastExpertsRanges
-            | Name::FastExpertsTile => 6,
+            | Name::FastExpertsTile
+            | Name::FastExpertsWide => 6,
             Name::IndexScores => 5,
             Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile => 4,
-            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile => 4,
+            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile | Name::FastWide => 4,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
             Name::SumExpertsRanges => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
             Name::Swiglu | Name::Predict => 3,
             Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read => 2,
-            Name::SumRanges => 2,
+            Name::SumRanges | Name::RoundRows => 2,
             Name::FmaPeak => 1,
         }
     }
@@ -197,6 +205,8 @@ impl Name {
     pub fn output(self) -> Option<usize> {
         match self {
             Name::TopPositions | Name::Choose | Name::GroupRows | Name::Predict | Name::Read => None,
+            // x, for one kernel alone
+            Name::RoundRows => None,
             Name::Rope | Name::Add => Some(0),
             Name::CopyRows => Some(1),
             Name::SumExpertsRanges => Some(1),

@@ -2,12 +2,15 @@
 //!
 //! A range is an eighth of the bricks side by side. With few rows of x, whose terms fit in shared memory, one kernel does all;
 //! with more, or larger ones, one leaves the sums of each range and a second adds them up; with many, groups take as many as they
-//! have registers for. Whichever it is, the bits are the same.
+//! have registers for. Fast products with many rows have kernels of their own on devices with wgmma, which read x rounded by a kernel
+//! before (`kernels/cuda/wide.cuh`). Whichever it is, the bits are the same.
+
+use std::ops::Range;
 
 use super::bricks;
-use super::device::Manner;
+use super::device::{Manner, Pooled};
 use super::driver::Driver;
-use super::kernels::{Kernel, Name, THREADS};
+use super::kernels::{Coding, Kernel, Name, THREADS};
 use super::moe::Groups;
 use super::rows::Rows;
 use super::weight::{Layout, Slab, Weight};
@@ -27,6 +30,8 @@ const SHARED_BYTES: usize = 100 << 10;
 const WHOLE_BYTES: usize = 76 << 10;
 /// Rows of x from which on they are many.
 const MANY_ROWS: usize = 17;
+/// Launches of kernels for wgmma may have so many times the products of others: the devices are as much faster.
+const WIDE_LAUNCHES: usize = 16;
 
 /// The kernels of a mode, of a weight or of experts.
 struct Family {
@@ -35,6 +40,8 @@ struct Family {
     narrow: Option<Name>,
     ranges: Name,
     tile: Name,
+    /// The same on wgmma, of x that was rounded before.
+    wide: Option<Name>,
     /// bf16 terms of a value of x.
     terms: usize,
 }
@@ -51,7 +58,12 @@ impl Family {
             Mode::Exact => (Name::StreamNarrow, 3),
             Mode::Fast => (Name::FastNarrow, 1),
         };
-        Family { whole, narrow: (!experts).then_some(narrow), ranges, tile, terms }
+        let wide = match (mode, experts) {
+            (Mode::Exact, _) => None,
+            (Mode::Fast, false) => Some(Name::FastWide),
+            (Mode::Fast, true) => Some(Name::FastExpertsWide),
+        };
+        Family { whole, narrow: (!experts).then_some(narrow), ranges, tile, wide, terms }
     }
 
     /// Shared memory for so many columns of so many rows of x.
@@ -73,17 +85,24 @@ struct Plan {
     pieces: usize,
     /// Shared memory of a group.
     shared_bytes: usize,
+    /// Whether x is rounded before.
+    rounded: bool,
 }
 
 impl Plan {
-    /// For so many rows of x, which is all that there may be for a matrix.
-    fn of(family: &Family, layout: &Layout, rows: usize, device: &impl Driver) -> Result<Plan> {
+    /// For so many rows of x, which is all that there may be for a matrix, of which `likely` is what one has on average.
+    fn of(family: &Family, layout: &Layout, rows: usize, likely: usize, device: &impl Driver) -> Result<Plan> {
+        if let Some(name) = family.wide.filter(|_| rows >= MANY_ROWS)
+            && let Some(plan) = Plan::wide(name, layout, rows, likely, device)?
+        {
+            return Ok(plan);
+        }
         let bricks = layout.bricks.expect("a matrix in bricks");
         let limit = device.limits().shared_bytes as usize;
         let plan = |name: Name, rows: u32, ranges: usize, outputs: usize, shared_bytes: usize| {
             let kernel = Kernel { name, coding: Some(layout.coding), rows: Some(rows) };
             let pieces = layout.rows.div_ceil(outputs) * ranges.max(1);
-            Plan { kernel, rows: rows as usize, ranges, pieces, shared_bytes }
+            Plan { kernel, rows: rows as usize, ranges, pieces, shared_bytes, rounded: false }
         };
         let most = family.tile.tiles()[0];
         let warp_outputs = 2 * bricks::ROWS;
@@ -118,11 +137,46 @@ impl Plan {
         Ok(plan(family.ranges, taken, bricks.across.div_ceil(of_range), outputs, bytes(taken)))
     }
 
-    /// Rows whose sums of ranges are left at a time.
-    fn step(&self, outputs: usize) -> usize {
-        match 4 * self.ranges * outputs {
-            0 => usize::MAX,
-            bytes => (SCRATCH_BYTES / bytes).max(1).next_multiple_of(self.rows),
+    /// With wgmma, if the device has it: kernels/cuda/wide.cuh.
+    fn wide(
+        name: Name,
+        layout: &Layout,
+        rows: usize,
+        likely: usize,
+        device: &impl Driver,
+    ) -> Result<Option<Plan>> {
+        let tiles = name.tiles();
+        let taken = tiles.iter().copied().find(|&taken| taken as usize >= likely).unwrap_or(tiles[tiles.len() - 1]);
+        let kernel = Kernel { name, coding: Some(layout.coding), rows: Some(taken) };
+        let across = layout.bricks.expect("a matrix in bricks").across;
+        // Two bricks of x, what aligns them, sums of ranges.
+        let shared_bytes = taken as usize * (2 * 2 * bricks::COLUMNS + 4 * WARPS * bricks::ROWS) + 1024;
+        if !device.has(kernel) || shared_bytes > device.limits().shared_bytes as usize {
+            return Ok(None);
+        }
+        let pieces = layout.rows.div_ceil(WARPS * bricks::ROWS);
+        let mut plan =
+            Plan { kernel, rows: taken as usize, ranges: 0, pieces, shared_bytes, rounded: true };
+        // Where less than half of the device would be busy ranges are computed apart. Experts are many.
+        let groups = pieces * rows.div_ceil(taken as usize);
+        if name == Name::FastWide && 2 * groups <= device.resident(kernel, shared_bytes as u32)? as usize {
+            plan.ranges = across.div_ceil(across.div_ceil(SLOTS));
+            plan.pieces *= plan.ranges;
+        }
+        Ok(Some(plan))
+    }
+
+    /// Rows that a launch takes at a time, of a matrix with so many outputs.
+    fn step(&self, layout: &Layout, outputs: usize) -> usize {
+        let across = layout.bricks.expect("a matrix in bricks").across;
+        let terms = LAUNCH_TERMS * if self.rounded { WIDE_LAUNCHES } else { 1 };
+        let step = (terms / (layout.rows * layout.columns).max(1)).max(1).next_multiple_of(self.rows);
+        // Bytes that are left for the next launch: sums of ranges, x rounded.
+        let sums = 4 * self.ranges * outputs;
+        let rounded = if self.rounded { 2 * bricks::COLUMNS * across } else { 0 };
+        match sums.max(rounded) {
+            0 => step,
+            bytes => step.min((SCRATCH_BYTES / bytes).max(1).next_multiple_of(self.rows)),
         }
     }
 }
@@ -134,11 +188,11 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(x.width, layout.columns, "width of a product");
         let out = self.rows(x.rows, layout.rows)?;
         let family = Family::of(self.mode, false);
-        let most = (LAUNCH_TERMS / (layout.rows * layout.columns).max(1)).max(1);
         for part in &weight.parts {
             let outputs = part.rows.len();
-            let plan = Plan::of(&family, &Layout { rows: outputs, ..*layout }, x.rows, self.device.driver())?;
-            let step = most.next_multiple_of(plan.rows).min(plan.step(outputs));
+            let of_part = Layout { rows: outputs, ..*layout };
+            let plan = Plan::of(&family, &of_part, x.rows, x.rows, self.device.driver())?;
+            let step = plan.step(layout, outputs);
             for first in (0..x.rows).step_by(step) {
                 let count = x.rows.min(first + step);
                 let partial = match plan.ranges {
@@ -147,19 +201,18 @@ impl<D: Driver> Gpu<D> {
                 };
                 let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
                 let pieces = plan.pieces * (count - first).div_ceil(plan.rows);
-                let constants = [
-                    layout.columns,
-                    layout.row_scales,
-                    outputs,
-                    first,
-                    count,
-                    x.width,
-                    out.width,
-                    part.rows.start,
-                    1, // weights do not change while kernels run
-                ];
-                let buffers = [part.codes(), part.scales(), x.buffer(), to];
-                self.launch_pieces(&plan, pieces, &buffers, &constants)?;
+                let of_matrix = [layout.columns, layout.row_scales, outputs, first, count];
+                if plan.rounded {
+                    let rounded = self.rounded(layout, x, first..count)?;
+                    let buffers = [part.codes(), part.scales(), rounded.buffer(), to];
+                    let of_out = [out.width, part.rows.start, plan.ranges];
+                    self.launch_all(&plan, pieces, &buffers, &[&of_matrix[..], &of_out].concat())?;
+                } else {
+                    let buffers = [part.codes(), part.scales(), x.buffer(), to];
+                    // Weights do not change while kernels run.
+                    let of_rows = [x.width, out.width, part.rows.start, 1];
+                    self.launch_pieces(&plan, pieces, &buffers, &[&of_matrix[..], &of_rows].concat())?;
+                }
                 if let Some(partial) = &partial {
                     let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first];
                     self.device.launch_with(
@@ -187,7 +240,8 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<()> {
         let layout = &slab.layout;
         let bricks = layout.bricks.expect("experts in bricks");
-        let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, self.device.driver())?;
+        let likely = out.rows.div_ceil(groups.most.max(1));
+        let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, likely, self.device.driver())?;
         let [codes, scales, places] = slab.buffers();
         let partial = match plan.ranges {
             0 => None,
@@ -196,7 +250,7 @@ impl<D: Driver> Gpu<D> {
         let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
         // An expert has at least one row, and its last rows may be few.
         let turns = groups.most.min(out.rows) + out.rows / plan.rows;
-        let constants = [
+        let of_matrices = [
             layout.columns,
             layout.row_scales,
             layout.rows,
@@ -204,13 +258,17 @@ impl<D: Driver> Gpu<D> {
             layout.scales(layout.rows),
             groups.most,
             divisor,
-            out.rows,
-            // What says which experts were chosen may be written by the kernel before.
-            ahead.into(),
         ];
         let words = groups.words.buffer();
-        let buffers = [codes, scales, x.buffer(), to, words, places];
         let pieces = plan.pieces * turns;
+        if plan.rounded {
+            let rounded = self.rounded(layout, x, 0..x.rows)?;
+            let buffers = [codes, scales, rounded.buffer(), to, words, places];
+            return self.launch_all(&plan, pieces, &buffers, &of_matrices);
+        }
+        let buffers = [codes, scales, x.buffer(), to, words, places];
+        // What says which experts were chosen may be written by the kernel before.
+        let constants = [&of_matrices[..], &[out.rows, ahead.into()]].concat();
         self.launch_pieces(&plan, pieces, &buffers, &constants)?;
         if let Some(partial) = &partial {
             let constants = [plan.ranges, out.rows, layout.rows, groups.most];
@@ -223,6 +281,31 @@ impl<D: Driver> Gpu<D> {
             )?;
         }
         Ok(())
+    }
+
+    /// These rows of x rounded to bf16, as products with a matrix so laid out read them.
+    fn rounded(&self, layout: &Layout, x: &Rows<D>, rows: Range<usize>) -> Result<Pooled<D>> {
+        let across = layout.bricks.expect("a matrix in bricks").across;
+        let rounded = self.device.scratch((2 * bricks::COLUMNS * across * rows.len()) as u64)?;
+        let apart = if matches!(layout.coding, Coding::Int3G64 | Coding::Int2Row) { 8 } else { 4 };
+        let constants = [layout.columns, rows.start, rows.len(), x.width, apart];
+        // Eight columns a thread.
+        let groups = (rows.len() * across * bricks::COLUMNS / 8).div_ceil(THREADS as usize);
+        self.device.launch_with(
+            Kernel::plain(Name::RoundRows),
+            [groups, 1, 1],
+            &[x.buffer(), rounded.buffer()],
+            &constants.map(|value| value as u32),
+            Manner { shared_bytes: 0, early: true },
+        )?;
+        Ok(rounded)
+    }
+
+    /// Starts a kernel with a group for each piece of work.
+    fn launch_all(&self, plan: &Plan, pieces: usize, buffers: &[&D::Buffer], constants: &[usize]) -> Result<()> {
+        let constants: Vec<u32> = constants.iter().map(|&value| value as u32).collect();
+        let manner = Manner { shared_bytes: plan.shared_bytes as u32, early: true };
+        self.device.launch_with(plan.kernel, [pieces, 1, 1], buffers, &constants, manner)
     }
 
     /// Starts a kernel whose groups share their work: as many as run at the same time, and no more than there are pieces.
