@@ -115,13 +115,18 @@ impl ExpertSource for Made {
     }
 }
 
-/// Rows `rows` of some input through the experts that they choose.
+/// Rows `rows` of twelve through the experts that they choose.
 pub fn routed<B: Backend>(backend: &B, format: Format, rows: Range<usize>) -> Vec<f32> {
+    routed_of(backend, format, 12, rows)
+}
+
+/// The same of so many.
+pub fn routed_of<B: Backend>(backend: &B, format: Format, count: usize, rows: Range<usize>) -> Vec<f32> {
     let experts = backend.upload_experts(&Made(format)).unwrap();
     let gate = backend.upload("gate", matrix(Format::F32, 6, 40, 50)).unwrap();
     let bias = backend.upload("bias", matrix(Format::F32, 6, 1, 51)).unwrap();
     let routing = Routing { chosen: 2, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
-    let x = backend.write(&numbers(52, 12 * 40), 40).unwrap();
+    let x = backend.write(&numbers(52, count * 40), 40).unwrap();
     let x = backend.slice(&x, rows, 0..40).unwrap();
     let choice = backend.route(&routing, &gate, &bias, &x).unwrap();
     backend.read(&backend.experts(&experts, &choice, &x).unwrap()).unwrap()

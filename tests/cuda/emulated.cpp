@@ -240,16 +240,26 @@ void wide_matrices(float* sums, unsigned n, const uint32_t* a, uintptr_t b, bool
     const unsigned turn = warp.turn[lane]++ % 2;
     memcpy(warp.a[turn][lane], a, sizeof warp.a[turn][lane]);
     words(0);
-    const auto half = [](uint32_t word, unsigned high) { return (double)as_float(word >> 16 * high << 16); };
-    for (unsigned at = 0; at < n / 2; at++) {
-        const unsigned row = lane / 4 + 8 * (at / 2 % 2), column = 8 * (at / 4) + 2 * (lane % 4) + at % 2;
-        double sum = add ? sums[at] : 0.0f;
+    double rows[2][16];
+    for (unsigned i = 0; i < 2; i++)
         for (unsigned k = 0; k < 16; k++) {
-            const uint32_t from_a = warp.a[turn][4 * (row % 8) + k % 8 / 2][row / 8 + 2 * (k / 8)];
-            const uintptr_t straight = b + 128 * column + 2 * k, swizzled = straight ^ (straight >> 7 & 7) << 4;
-            sum += half(from_a, k % 2) * half(*(const uint32_t*)(swizzled & ~(uintptr_t)3), k % 2);
+            const uint32_t word = warp.a[turn][4 * (lane / 4) + k % 8 / 2][i + 2 * (k / 8)];
+            rows[i][k] = as_float(word >> 16 * (k % 2) << 16);
         }
-        sums[at] = (float)sum;
+    for (unsigned j = 0; j < n / 4; j++) {
+        const unsigned column = 8 * (j / 2) + 2 * (lane % 4) + j % 2;
+        double b_of[16];
+        for (unsigned part = 0; part < 2; part++) {
+            const uintptr_t straight = b + 128 * column + 16 * part;
+            const uint16_t* eight = (const uint16_t*)(straight ^ (straight >> 7 & 7) << 4);
+            for (unsigned k = 0; k < 8; k++) b_of[8 * part + k] = as_float((uint32_t)eight[k] << 16);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+            float& to = sums[4 * (j / 2) + 2 * i + j % 2];
+            double sum = add ? to : 0.0f;
+            for (unsigned k = 0; k < 16; k++) sum += rows[i][k] * b_of[k];
+            to = (float)sum;
+        }
     }
 }
 

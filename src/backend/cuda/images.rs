@@ -50,7 +50,8 @@ impl Image {
             None => built == architecture,
         };
         let cubin = self.cubins.iter().rev().find(|(built, _)| prefer == Prefer::Cubin && runs(*built));
-        let ptx = || self.ptx.filter(|(oldest, _)| *oldest <= architecture).map(|(oldest, text)| Code::Ptx(oldest, text));
+        let ptx =
+            || self.ptx.filter(|(oldest, _)| *oldest <= architecture).map(|(oldest, text)| Code::Ptx(oldest, text));
         cubin.map(|&(built, bytes)| Code::Cubin(built, bytes)).or_else(ptx)
     }
 }

@@ -7,7 +7,9 @@ use crate::backend::Mode;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
 use crate::backend::gpu::splits::every_split;
-use crate::backend::gpu::tests::{Extent, every_kernel, fast_products, faults_on_purpose, formats_are_refused};
+use crate::backend::gpu::tests::{
+    Extent, every_kernel, fast_products, faults_on_purpose, formats_are_refused, same_with_wgmma,
+};
 use crate::backend::gpu::tiers;
 
 #[path = "../../../tests/support/emulated_cuda.rs"]
@@ -50,6 +52,13 @@ fn every_split_emulated() {
 #[test]
 fn fast_products_emulated() {
     fast_products(&Gpu::new(emulated_gpu(), None).in_mode(Mode::Fast));
+}
+
+#[test]
+fn wgmma_computes_the_same_emulated() {
+    let with = Gpu::new(emulated_gpu(), None).in_mode(Mode::Fast);
+    let without = Gpu::new(Cuda::open_with(0, images::Prefer::Ptx).unwrap(), None).in_mode(Mode::Fast);
+    same_with_wgmma(&with, &without, Extent::Small);
 }
 
 #[test]

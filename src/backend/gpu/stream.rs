@@ -138,13 +138,7 @@ impl Plan {
     }
 
     /// With wgmma, if the device has it: kernels/cuda/wide.cuh.
-    fn wide(
-        name: Name,
-        layout: &Layout,
-        rows: usize,
-        likely: usize,
-        device: &impl Driver,
-    ) -> Result<Option<Plan>> {
+    fn wide(name: Name, layout: &Layout, rows: usize, likely: usize, device: &impl Driver) -> Result<Option<Plan>> {
         let tiles = name.tiles();
         let taken = tiles.iter().copied().find(|&taken| taken as usize >= likely).unwrap_or(tiles[tiles.len() - 1]);
         let kernel = Kernel { name, coding: Some(layout.coding), rows: Some(taken) };
@@ -155,8 +149,7 @@ impl Plan {
             return Ok(None);
         }
         let pieces = layout.rows.div_ceil(WARPS * bricks::ROWS);
-        let mut plan =
-            Plan { kernel, rows: taken as usize, ranges: 0, pieces, shared_bytes, rounded: true };
+        let mut plan = Plan { kernel, rows: taken as usize, ranges: 0, pieces, shared_bytes, rounded: true };
         // Where less than half of the device would be busy ranges are computed apart. Experts are many.
         let groups = pieces * rows.div_ceil(taken as usize);
         if name == Name::FastWide && 2 * groups <= device.resident(kernel, shared_bytes as u32)? as usize {
