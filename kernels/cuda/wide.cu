@@ -1,15 +1,16 @@
-// x [n, I] · weightᵀ [I, O] → [n, O] for many rows of x, fast, of a weight in bricks: as tile.cu, from which the bits are the same.
+// x [n, I] · weightᵀ [I, O] → [n, O] for many rows of x, of a weight in bricks: as tile.cu, from which the bits are the same.
 //
-//     round_rows        x rounded to bf16, its columns as products want them       groups: x sixteen bytes of 256 threads
-//     fast_wide_…_N     the product with N rows a group                            groups: x, see WideConstants
+//     round_rows                          x as bf16 terms, its columns as products want them    groups: x eight columns a thread
+//     stream_wide_…_ROWS, fast_wide_…_ROWS    the product, exact and fast, with ROWS rows a group    groups: x, see WideMatrix
 #include "wide.cuh"
 
 struct RoundConstants {
     u32 columns, first, rows, stride;  // of x: its first row
     u32 apart;                         // APART of the weight's bricks
+    u32 terms;
 };
 
-// Thread 8·block + 2·step + k of a row has the columns of lanes 0 … 3 in that k of a step of a product.
+// Thread 8·block + 2·step + k of a row has the columns of lanes 0 … 3 in that k of a step of a product. Terms are those of stage().
 KERNEL(256, round_rows)(const float* x, uint4* out, RoundConstants c) {
     wait_for_kernels_before();
     let_next_kernel_begin();
@@ -18,15 +19,23 @@ KERNEL(256, round_rows)(const float* x, uint4* out, RoundConstants c) {
     if (row >= c.rows) return;
     x += (size_t)(c.first + row) * c.stride;
     const u32 first = 64 * (piece / 8) + (c.apart == 4 ? 8 : 4) * (piece / 4 % 2) + piece % 4;
-    u32 pairs[4];
+    float v[8];
 #pragma unroll
-    for (u32 t = 0; t < 4; t++) {
-        const u32 c0 = first + 16 * t, c1 = c0 + c.apart;
-        const u32 a = rounded(__float_as_uint(c0 < c.columns ? x[c0] : 0.0f));
-        const u32 b = rounded(__float_as_uint(c1 < c.columns ? x[c1] : 0.0f));
-        pairs[t] = __byte_perm(a, b, 0x7632);
+    for (u32 k = 0; k < 8; k++) {
+        const u32 column = first + 16 * (k / 2) + c.apart * (k % 2);
+        v[k] = column < c.columns ? x[column] : 0.0f;
     }
-    out[at] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    for (u32 term = 0; term < c.terms; term++) {
+        u32 pairs[4];
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) {
+            u32 a = __float_as_uint(v[2 * t]), b = __float_as_uint(v[2 * t + 1]);
+            if (c.terms == 1) a = rounded(a), b = rounded(b);
+            pairs[t] = __byte_perm(a, b, 0x7632);
+            v[2 * t] -= __uint_as_float(a & 0xffff0000u), v[2 * t + 1] -= __uint_as_float(b & 0xffff0000u);
+        }
+        out[((size_t)row * c.terms + term) * of_row + piece] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
 }
 
 struct WideConstants {
@@ -36,8 +45,8 @@ struct WideConstants {
     u32 ranges;  // that are left to sum_ranges; 0 if none are
 };
 
-// Groups take N rows each of the same outputs and range, then other outputs, then other ranges.
-template <u32 N>
+// Groups take ROWS rows each of the same outputs and range, then other outputs, then other ranges.
+template <u32 ROWS>
 struct WideMatrix {
     const u32* codes;
     const float* scales;
@@ -45,13 +54,13 @@ struct WideMatrix {
     const WideConstants& c;
 
     __device__ __forceinline__ u32 of_launch() const { return c.count - c.first; }
-    __device__ __forceinline__ u32 turns() const { return parts(of_launch(), N); }
+    __device__ __forceinline__ u32 turns() const { return parts(of_launch(), ROWS); }
     __device__ __forceinline__ u32 tiles() const { return parts(c.outputs, BRICK_ROWS * WARPS); }
     __device__ __forceinline__ u32 tile() const { return blockIdx.x / turns() % tiles() * WARPS; }
     __device__ __forceinline__ u32 first() const { return blockIdx.x / turns() / tiles(); }
     __device__ __forceinline__ u32 last() const { return c.ranges ? first() + 1 : SLOTS; }
-    __device__ __forceinline__ u32 begin() const { return blockIdx.x % turns() * N; }
-    __device__ __forceinline__ u32 rows() const { return least(N, of_launch() - begin()); }
+    __device__ __forceinline__ u32 begin() const { return blockIdx.x % turns() * ROWS; }
+    __device__ __forceinline__ u32 rows() const { return least(ROWS, of_launch() - begin()); }
     __device__ __forceinline__ u32 row(u32 r) const { return begin() + r; }
     __device__ __forceinline__ Bricks matrix() const { return {codes, scales, parts(c.columns, BRICK_COLUMNS), c.row_scales}; }
     __device__ __forceinline__ void put(u32 r, u32 o, float sum) const {
@@ -61,9 +70,12 @@ struct WideMatrix {
 };
 
 #define BUFFERS (const u32* __restrict__ codes, const float* __restrict__ scales, const uint4* x, float* out, WideConstants c)
-#define WIDE(name, Brick, N)                                                      \
-    KERNEL_RESIDENT(256, 2, fast_wide_##name##_##N) BUFFERS {                     \
-        wide<Brick, N>(WideMatrix<N>{codes, scales, out, c}, x, c.columns, c.outputs); \
+#define WIDE(name, Brick, ROWS, TERMS)                                                              \
+    KERNEL_RESIDENT(256, 2, name##_##ROWS) BUFFERS {                                                \
+        wide<Brick, ROWS, TERMS>(WideMatrix<ROWS>{codes, scales, out, c}, x, c.columns, c.outputs); \
     }
-#define DEFINE(name, Brick) WIDE(name, Brick, 32) WIDE(name, Brick, 64)
+#define DEFINE(name, Brick)                   \
+    WIDE(stream_wide_##name, Brick, 16, 3)    \
+    WIDE(fast_wide_##name, Brick, 32, 1)      \
+    WIDE(fast_wide_##name, Brick, 64, 1)
 EACH_BRICK(DEFINE)

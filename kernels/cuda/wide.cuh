@@ -1,11 +1,12 @@
-// Products of many outputs with many rows of x, fast, where four warps multiply together (wgmma): for compute capability 9.0, and no
-// other has such instructions.
+// Products of many outputs with many rows of x, where four warps multiply together (wgmma): for compute capability 9.0, and no other
+// has such instructions.
 //
 //     sum[o][r] = Σ_i weight[o, i] · x[r, i]
 //
-// round_rows has rounded x to bf16 and put its columns in the order in which pairs() gives those of weights. A group takes 128
-// outputs, 16 a warp, and N rows of x, brick after brick. Weights come from memory to registers, decoded once for all N rows: four
-// warps of 16 rows are what an instruction takes of a from registers. x comes by asynchronous copies to shared memory, a brick ahead.
+// round_rows has made bf16 of x, TERMS of each value, and put its columns in the order in which pairs() gives those of weights. A
+// group takes 128 outputs, 16 a warp, and ROWS rows of x, brick after brick. Weights come from memory to registers, decoded once for
+// all columns of b, which are the first term of all rows, then the next: four warps of 16 rows are what an instruction takes of a
+// from registers. x comes by asynchronous copies to shared memory, a brick ahead.
 // Sums are in the order of stream.cuh (TILE), and the instructions add up as those of a warp do: all bits are the same.
 //
 // Of few outputs and rows, groups take a range of columns each and leave partial sums to sum_ranges.
@@ -37,9 +38,11 @@ struct Products;
     };
 #define FIRST_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define FIRST_16 FIRST_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define FIRST_32 FIRST_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define FIRST_24 FIRST_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define FIRST_32 FIRST_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
 PRODUCTS(16, FIRST_8, "%8,%9,%10,%11", "%12", "%13", SUMS_8(0))
 PRODUCTS(32, FIRST_16, "%16,%17,%18,%19", "%20", "%21", SUMS_8(0), SUMS_8(8))
+PRODUCTS(48, FIRST_24, "%24,%25,%26,%27", "%28", "%29", SUMS_8(0), SUMS_8(8), SUMS_8(16))
 PRODUCTS(64, FIRST_32, "%32,%33,%34,%35", "%36", "%37", SUMS_8(0), SUMS_8(8), SUMS_8(16), SUMS_8(24))
 
 // Before the first product of several, and after them; then, when they are done.
@@ -52,6 +55,9 @@ __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group
 __device__ __forceinline__ u64 columns_at(const uint4* at) {
     return (u64)((u32)__cvta_generic_to_shared(at) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
+
+// Brings a line of memory nearer that is read soon.
+__device__ __forceinline__ void read_soon(const u32* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Sixteen bytes to shared memory, some time before copies_wait().
 __device__ __forceinline__ void copy_16(uint4* to, const uint4* from) {
@@ -72,6 +78,23 @@ __device__ __forceinline__ uint4* aligned_shared_memory() {
     return shared_memory + (1024 - (size_t)shared_memory % 1024) % 1024 / 16;
 }
 
+// pairs() of a brick, as cheap as they are where many columns of b leave few instructions for each weight.
+template <class Brick>
+struct Pairs : Brick {};
+template <>
+struct Pairs<BrickInt8> {
+    static __device__ __forceinline__ void pairs(const uint4 (&planes)[8], u32 block, u32 i, u32 half, u32 magic, u32 (&out)[4]) {
+        const uint4 v = planes[2 * block + i];
+        const u32 low = half ? v.z : v.x, high = half ? v.w : v.y;
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            const u32 both = __byte_perm(low, high, k * 0x11 | (4 + k) * 0x1100);
+            // 128 and the lower seven bits, less 128 or, of a negative code, 256
+            out[k] = fma_bf16x2(masked(both, 0x007f007fu, magic), ONES, masked(both, 0x00800080u, magic ^ 0x80008000u));
+        }
+    }
+};
+
 // A block of 64 columns of what a warp's reader stands at, as the a of four products.
 template <class Brick>
 __device__ __forceinline__ void decode(const Reader<Brick, 1>& reader, u32 block, u32 magic, u32 (&a)[4][4]) {
@@ -79,7 +102,7 @@ __device__ __forceinline__ void decode(const Reader<Brick, 1>& reader, u32 block
     for (u32 half = 0; half < 2; half++) {
         u32 pairs[2][4];
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) Brick::pairs(reader.planes[0], block, i, half, magic, pairs[i]);
+        for (u32 i = 0; i < 2; i++) Pairs<Brick>::pairs(reader.planes[0], block, i, half, magic, pairs[i]);
 #pragma unroll
         for (u32 step = 0; step < 2; step++) {
             u32(&to)[4] = a[2 * half + step];
@@ -139,28 +162,67 @@ __device__ __forceinline__ void copy_brick(const uint4* x, const u32* row_at, u3
     for (u32 i = 0; i < N / WARPS; i++) copy_16(to + 8 * WARPS * i, x + row_at[warp + WARPS * i]);
 }
 
+// Where rows of b are and results go, of a thread that has of a tile of 16 outputs what a product gives it.
+struct Results {
+    u32 outputs, tile;
+
+    __device__ __forceinline__ u32 output(u32 i) const { return BRICK_ROWS * tile + threadIdx.x % LANES / 4 + 8 * i; }
+    static __device__ __forceinline__ u32 row(u32 j) { return 8 * (j / 4) + 2 * (threadIdx.x % 4) + j % 2; }
+};
+
+// The end of a range: its terms are added, the lowest first, scaled by their row, and added to what the ranges before have, in
+// their order; `totals` keeps that for the next range. At the end it is in the first of `sums`, else `sums` begins anew.
+template <Scales SCALES, u32 ROWS, u32 TERMS>
+__device__ __forceinline__ void end_range(float (&sums)[TERMS * ROWS / 2], const float (&of_rows)[2], float4* totals, bool first,
+                                          bool last) {
+#pragma unroll
+    for (u32 j = 0; j < ROWS / 8; j++) {
+        float share[4];
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            const u32 at = 4 * j + q;
+            share[q] = sums[at];
+            if (TERMS == 3) share[q] = (sums[(2 * ROWS / 2 + at) % (TERMS * ROWS / 2)] + sums[(ROWS / 2 + at) % (TERMS * ROWS / 2)]) + sums[at];
+            if (SCALES == OF_ROWS) share[q] *= of_rows[q / 2];
+        }
+        float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (!first) total = totals[256 * j];
+        total.x += share[0], total.y += share[1], total.z += share[2], total.w += share[3];
+        if (!last) totals[256 * j] = total;
+        sums[4 * j] = total.x, sums[4 * j + 1] = total.y, sums[4 * j + 2] = total.z, sums[4 * j + 3] = total.w;
+    }
+    if (last) return;
+#pragma unroll
+    for (u32 at = 0; at < TERMS * ROWS / 2; at++) sums[at] = 0.0f;
+}
+
 // What a group does: `Work` has the matrix, which of its outputs and columns, and where rows of x are and results go.
 //
 //     tile()           the first tile of 16 outputs
 //     first(), last()  ranges of columns
-//     rows(), row(r)   rows of x, at most N, and each one's place in `x`
+//     rows(), row(r)   rows of x, at most ROWS, and each one's number
 //     put(r, o, sum)   a result
-template <class Brick, u32 N, class Work>
+template <class Brick, u32 ROWS, u32 TERMS, class Work>
 __device__ __forceinline__ void wide(const Work& work, const uint4* x, u32 columns, u32 outputs) {
+    const u32 N = TERMS * ROWS;
     __shared__ u32 row_at[N];
-    const u32 warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, g = lane / 4, t = lane % 4;
-    const u32 magic = in_register(MAGIC), last_tile = parts(outputs, BRICK_ROWS) - 1, tile = work.tile() + warp;
+    const u32 warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const u32 magic = in_register(MAGIC), last_tile = parts(outputs, BRICK_ROWS) - 1;
     const u32 all = parts(columns, BRICK_COLUMNS), of_range = parts(all, SLOTS);
     const u32 first = work.first() * of_range, bricks = least(work.last() * of_range, all);
+    const Results results = {outputs, work.tile() + warp};
     Reader<Brick, 1> reader;
-    reader.go_to(work.matrix(), tile, last_tile, first);
+    reader.go_to(work.matrix(), results.tile, last_tile, first);
     reader.read(columns - BRICK_COLUMNS * first);
     float of_rows[2] = {1.0f, 1.0f};
     if (Brick::SCALES == OF_ROWS) {
-        of_rows[0] = work.matrix().scales[least(BRICK_ROWS * tile + g, outputs - 1)];
-        of_rows[1] = work.matrix().scales[least(BRICK_ROWS * tile + g + 8, outputs - 1)];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) of_rows[i] = work.matrix().scales[least(results.output(i), outputs - 1)];
     }
-    if (threadIdx.x < N) row_at[threadIdx.x] = work.row(least(threadIdx.x, work.rows() - 1)) * (32 * all);
+    if (threadIdx.x < N) {
+        const u32 r = work.row(least(threadIdx.x % ROWS, work.rows() - 1));
+        row_at[threadIdx.x] = (TERMS * r + threadIdx.x / ROWS) * (32 * all);
+    }
     uint4* const staged = aligned_shared_memory();
     // Sums of ranges, each thread's own.
     float4* const totals = (float4*)(staged + STAGES * 32 * N) + threadIdx.x;
@@ -183,28 +245,19 @@ __device__ __forceinline__ void wide(const Work& work, const uint4* x, u32 colum
             copies_end();
             reader.go_on();
             reader.read_scales(columns - BRICK_COLUMNS * (brick + 1));
+            // the brick after that: where there are few, it costs more than it gains
+            if (all > SLOTS && brick + 2 < bricks && lane < 4 * Brick::PLANES)
+                read_soon(reader.codes[0] + Brick::PLANES * PLANE_WORDS + 28 * lane);
         }
         add_wide<Brick, N>(reader, scales, columns_at(staged + stage * (32 * N)), magic, again, sums);
         if (brick + 1 < end_of_range && again) continue;
-#pragma unroll
-        for (u32 j = 0; j < N / 8; j++) {
-            float4 share = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
-            if (Brick::SCALES == OF_ROWS)
-                share.x *= of_rows[0], share.y *= of_rows[0], share.z *= of_rows[1], share.w *= of_rows[1];
-            // what the ranges before have, in their order
-            float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (brick >= first + of_range) total = totals[256 * j];
-            total.x += share.x, total.y += share.y, total.z += share.z, total.w += share.w;
-            if (again) totals[256 * j] = total;
-            sums[4 * j] = again ? 0.0f : total.x, sums[4 * j + 1] = again ? 0.0f : total.y;
-            sums[4 * j + 2] = again ? 0.0f : total.z, sums[4 * j + 3] = again ? 0.0f : total.w;
-        }
+        end_range<Brick::SCALES, ROWS, TERMS>(sums, of_rows, totals, brick < first + of_range, !again);
         end_of_range += of_range;
     }
     let_next_kernel_begin();
 #pragma unroll
-    for (u32 j = 0; j < N / 2; j++) {
-        const u32 r = 8 * (j / 4) + 2 * t + j % 2, o = BRICK_ROWS * tile + g + 8 * (j / 2 % 2);
+    for (u32 j = 0; j < ROWS / 2; j++) {
+        const u32 r = results.row(j), o = results.output(j / 2 % 2);
         if (r < work.rows() && o < outputs) work.put(r, o, sums[j]);
     }
 }

@@ -1,7 +1,9 @@
-// One matrix of the chosen experts, in bricks, for many rows, fast: as tile_experts.cu, from which the bits are the same.
+// One matrix of the chosen experts, in bricks, for many rows, x as round_rows leaves it: as tile_experts.cu, from which the bits are
+// the same.
 //
-//     fast_experts_wide_…_N     N rows of an expert a group; x as round_rows leaves it
-//     groups: x 128 outputs of N rows of an expert, as often as there can be
+//     stream_experts_wide_…_ROWS, fast_experts_wide_…_ROWS    exact and fast, with ROWS rows of an expert a group
+//
+// Groups: x 128 outputs of ROWS rows of an expert, as often as there can be.
 #include "wide.cuh"
 
 #define ABSENT 0xffffffffu
@@ -14,7 +16,7 @@ struct WideExpertsConstants {
     u32 divisor;
 };
 
-template <u32 N, u32 BRICK_WORDS>
+template <u32 ROWS, u32 BRICK_WORDS>
 struct WideExperts {
     const u32* codes;
     const float* scales;
@@ -22,7 +24,7 @@ struct WideExperts {
     const u32* slots;
     const u32* place;
     const WideExpertsConstants& c;
-    // which N rows of all experts', then the expert, its first slot of these, and how many
+    // which ROWS rows of all experts', then the expert, its first slot of these, and how many
     u32 turn, expert, begin, count;
 
     __device__ __forceinline__ u32 tiles() const { return parts(c.outputs, BRICK_ROWS * WARPS); }
@@ -48,7 +50,7 @@ struct WideExperts {
         for (u32 k = 0; k < MOST_EXPERTS / 256; k++) {
             const u32 number = 256 * k + threadIdx.x;
             turns[k] = 0;
-            if (number < groups[0] && place[groups[1 + number]] != ABSENT) turns[k] = parts(offsets[number + 1] - offsets[number], N);
+            if (number < groups[0] && place[groups[1 + number]] != ABSENT) turns[k] = parts(offsets[number + 1] - offsets[number], ROWS);
             up_to[k] = turns[k];
             for (u32 apart = 1; apart < LANES; apart *= 2) {
                 const u32 before = __shfl_up_sync(0xffffffffu, up_to[k], apart);
@@ -68,8 +70,8 @@ struct WideExperts {
             const u32 number = 256 * k + threadIdx.x, at = turn - (own + up_to[k] - turns[k]);
             if (turn >= own + up_to[k] - turns[k] && at < turns[k]) {
                 found[0] = groups[1 + number];
-                found[1] = offsets[number] + at * N;
-                found[2] = least(N, offsets[number + 1] - found[1]);
+                found[1] = offsets[number] + at * ROWS;
+                found[2] = least(ROWS, offsets[number + 1] - found[1]);
             }
         }
         __syncthreads();
@@ -81,11 +83,15 @@ struct WideExperts {
 #define BUFFERS                                                                                                                  \
     (const u32* __restrict__ codes, const float* __restrict__ scales, const uint4* x, float* out, const u32* groups, const u32* place, \
      WideExpertsConstants c)
-#define WIDE(name, Brick, N)                                                                                               \
-    KERNEL_RESIDENT(256, 2, fast_experts_wide_##name##_##N) BUFFERS {                                                      \
-        WideExperts<N, Brick::PLANES * PLANE_WORDS> work = {codes, scales, out, groups + 2 + 2 * c.most, place, c, 0, 0, 0, 0}; \
-        work.turn = blockIdx.x / work.tiles();                                                                             \
-        if (work.find(groups)) wide<Brick, N>(work, x, c.columns, c.outputs);                                              \
+#define WIDE(name, Brick, ROWS, TERMS)                                                                                             \
+    KERNEL_RESIDENT(256, 2, name##_##ROWS) BUFFERS {                                                                               \
+        WideExperts<ROWS, Brick::PLANES * PLANE_WORDS> work = {codes, scales, out, groups + 2 + 2 * c.most, place, c, 0, 0, 0, 0}; \
+        work.turn = blockIdx.x / work.tiles();                                                                                     \
+        if (work.find(groups)) wide<Brick, ROWS, TERMS>(work, x, c.columns, c.outputs);                                            \
     }
-#define DEFINE(name, Brick) WIDE(name, Brick, 16) WIDE(name, Brick, 32) WIDE(name, Brick, 64)
+#define DEFINE(name, Brick)                        \
+    WIDE(stream_experts_wide_##name, Brick, 16, 3) \
+    WIDE(fast_experts_wide_##name, Brick, 16, 1)   \
+    WIDE(fast_experts_wide_##name, Brick, 32, 1)   \
+    WIDE(fast_experts_wide_##name, Brick, 64, 1)
 EACH_BRICK(DEFINE)

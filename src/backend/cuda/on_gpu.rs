@@ -27,8 +27,10 @@ fn fast_products_are_near() {
 #[test]
 #[ignore = "needs an NVIDIA GPU of compute capability 9.0"]
 fn wgmma_computes_the_same() {
-    let [with, without] = [Prefer::Cubin, Prefer::Ptx].map(|prefer| gpu(prefer).in_mode(Mode::Fast));
-    same_with_wgmma(&with, &without, Extent::Glm);
+    for mode in [Mode::Exact, Mode::Fast] {
+        let [with, without] = [Prefer::Cubin, Prefer::Ptx].map(|prefer| gpu(prefer).in_mode(mode));
+        same_with_wgmma(&with, &without, Extent::Glm);
+    }
 }
 
 #[test]

@@ -54,11 +54,21 @@ fn fast_products_emulated() {
     fast_products(&Gpu::new(emulated_gpu(), None).in_mode(Mode::Fast));
 }
 
-#[test]
-fn wgmma_computes_the_same_emulated() {
-    let with = Gpu::new(emulated_gpu(), None).in_mode(Mode::Fast);
-    let without = Gpu::new(Cuda::open_with(0, images::Prefer::Ptx).unwrap(), None).in_mode(Mode::Fast);
+/// On the emulated driver, with the machine code for it and without.
+fn wgmma_computes_the_same(mode: Mode) {
+    let with = Gpu::new(emulated_gpu(), None).in_mode(mode);
+    let without = Gpu::new(Cuda::open_with(0, images::Prefer::Ptx).unwrap(), None).in_mode(mode);
     same_with_wgmma(&with, &without, Extent::Small);
+}
+
+#[test]
+fn exact_wgmma_computes_the_same_emulated() {
+    wgmma_computes_the_same(Mode::Exact);
+}
+
+#[test]
+fn fast_wgmma_computes_the_same_emulated() {
+    wgmma_computes_the_same(Mode::Fast);
 }
 
 #[test]

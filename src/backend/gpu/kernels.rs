@@ -57,6 +57,8 @@ pub enum Name {
     FastExpertsRanges,
     FastExpertsTile,
     RoundRows,
+    StreamWide,
+    StreamExpertsWide,
     FastWide,
     FastExpertsWide,
     SumRanges,
@@ -128,7 +130,7 @@ impl Name {
         match self {
             Name::Stream | Name::StreamNarrow | Name::StreamExperts => Some(&[2]),
             Name::StreamRanges | Name::StreamExpertsRanges => Some(&[2, 8]),
-            Name::StreamTile | Name::StreamExpertsTile => Some(&[16]),
+            Name::StreamTile | Name::StreamExpertsTile | Name::StreamWide | Name::StreamExpertsWide => Some(&[16]),
             Name::Fast | Name::FastNarrow | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => {
                 Some(&[8])
             }
@@ -169,8 +171,8 @@ impl Name {
             Name::StreamExperts | Name::StreamExpertsRanges | Name::FastExperts | Name::FastExpertsRanges => {
                 "stream_experts"
             }
-            Name::RoundRows | Name::FastWide => "wide",
-            Name::FastExpertsWide => "wide_experts",
+            Name::RoundRows | Name::StreamWide | Name::FastWide => "wide",
+            Name::StreamExpertsWide | Name::FastExpertsWide => "wide_experts",
             Name::SumRanges | Name::SumExpertsRanges => "ranges",
         }
     }
@@ -182,12 +184,13 @@ impl Name {
             | Name::StreamExperts
             | Name::StreamExpertsRanges
             | Name::StreamExpertsTile
+            | Name::StreamExpertsWide
             | Name::FastExperts
             | Name::FastExpertsRanges
             | Name::FastExpertsTile
             | Name::FastExpertsWide => 6,
             Name::IndexScores => 5,
-            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile => 4,
+            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile | Name::StreamWide => 4,
             Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile | Name::FastWide => 4,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
             Name::SumExpertsRanges => 4,

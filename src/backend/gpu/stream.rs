@@ -2,8 +2,8 @@
 //!
 //! A range is an eighth of the bricks side by side. With few rows of x, whose terms fit in shared memory, one kernel does all;
 //! with more, or larger ones, one leaves the sums of each range and a second adds them up; with many, groups take as many as they
-//! have registers for. Fast products with many rows have kernels of their own on devices with wgmma, which read x rounded by a kernel
-//! before (`kernels/cuda/wide.cuh`). Whichever it is, the bits are the same.
+//! have registers for. On devices with wgmma products with many rows have kernels of their own, which read x as a kernel before has
+//! rounded it (`kernels/cuda/wide.cuh`). Whichever it is, the bits are the same.
 
 use std::ops::Range;
 
@@ -30,6 +30,8 @@ const SHARED_BYTES: usize = 100 << 10;
 const WHOLE_BYTES: usize = 76 << 10;
 /// Rows of x from which on they are many.
 const MANY_ROWS: usize = 17;
+/// Bytes in which what the kernels for wgmma have of x in shared memory is aligned.
+const ALIGNED_BYTES: usize = 1024;
 /// Launches of kernels for wgmma may have so many times the products of others: the devices are as much faster.
 const WIDE_LAUNCHES: usize = 16;
 
@@ -40,8 +42,8 @@ struct Family {
     narrow: Option<Name>,
     ranges: Name,
     tile: Name,
-    /// The same on wgmma, of x that was rounded before.
-    wide: Option<Name>,
+    /// With many rows on wgmma.
+    wide: Name,
     /// bf16 terms of a value of x.
     terms: usize,
 }
@@ -59,11 +61,17 @@ impl Family {
             Mode::Fast => (Name::FastNarrow, 1),
         };
         let wide = match (mode, experts) {
-            (Mode::Exact, _) => None,
-            (Mode::Fast, false) => Some(Name::FastWide),
-            (Mode::Fast, true) => Some(Name::FastExpertsWide),
+            (Mode::Exact, false) => Name::StreamWide,
+            (Mode::Exact, true) => Name::StreamExpertsWide,
+            (Mode::Fast, false) => Name::FastWide,
+            (Mode::Fast, true) => Name::FastExpertsWide,
         };
         Family { whole, narrow: (!experts).then_some(narrow), ranges, tile, wide, terms }
+    }
+
+    /// Bytes of a row of x as bf16 terms, of a matrix of so many bricks side by side.
+    fn rounded_bytes(&self, across: usize) -> usize {
+        2 * self.terms * across * bricks::COLUMNS
     }
 
     /// Shared memory for so many columns of so many rows of x.
@@ -92,8 +100,8 @@ struct Plan {
 impl Plan {
     /// For so many rows of x, which is all that there may be for a matrix, of which `likely` is what one has on average.
     fn of(family: &Family, layout: &Layout, rows: usize, likely: usize, device: &impl Driver) -> Result<Plan> {
-        if let Some(name) = family.wide.filter(|_| rows >= MANY_ROWS)
-            && let Some(plan) = Plan::wide(name, layout, rows, likely, device)?
+        if rows >= MANY_ROWS
+            && let Some(plan) = Plan::wide(family, layout, rows, likely, device)?
         {
             return Ok(plan);
         }
@@ -138,21 +146,41 @@ impl Plan {
     }
 
     /// With wgmma, if the device has it: kernels/cuda/wide.cuh.
-    fn wide(name: Name, layout: &Layout, rows: usize, likely: usize, device: &impl Driver) -> Result<Option<Plan>> {
-        let tiles = name.tiles();
-        let taken = tiles.iter().copied().find(|&taken| taken as usize >= likely).unwrap_or(tiles[tiles.len() - 1]);
-        let kernel = Kernel { name, coding: Some(layout.coding), rows: Some(taken) };
+    fn wide(
+        family: &Family,
+        layout: &Layout,
+        rows: usize,
+        likely: usize,
+        device: &impl Driver,
+    ) -> Result<Option<Plan>> {
         let across = layout.bricks.expect("a matrix in bricks").across;
-        // Two bricks of x, what aligns them, sums of ranges.
-        let shared_bytes = taken as usize * (2 * 2 * bricks::COLUMNS + 4 * WARPS * bricks::ROWS) + 1024;
-        if !device.has(kernel) || shared_bytes > device.limits().shared_bytes as usize {
+        let pieces = layout.rows.div_ceil(WARPS * bricks::ROWS);
+        let of = |rows: u32| {
+            let kernel = Kernel { name: family.wide, coding: Some(layout.coding), rows: Some(rows) };
+            // Two bricks of x, sums of ranges, what aligns x.
+            let of_row = 2 * 2 * bricks::COLUMNS * family.terms + 4 * WARPS * bricks::ROWS;
+            let shared_bytes = rows as usize * of_row + ALIGNED_BYTES;
+            Plan { kernel, rows: rows as usize, ranges: 0, pieces, shared_bytes, rounded: true }
+        };
+        let tiles = family.wide.tiles();
+        let most = tiles[tiles.len() - 1];
+        let mut plan = of(tiles.iter().copied().find(|&taken| taken as usize >= likely).unwrap_or(most));
+        if !device.has(plan.kernel) || plan.shared_bytes > device.limits().shared_bytes as usize {
             return Ok(None);
         }
-        let pieces = layout.rows.div_ceil(WARPS * bricks::ROWS);
-        let mut plan = Plan { kernel, rows: taken as usize, ranges: 0, pieces, shared_bytes, rounded: true };
-        // Where less than half of the device would be busy ranges are computed apart. Experts are many.
-        let groups = pieces * rows.div_ceil(taken as usize);
-        if name == Name::FastWide && 2 * groups <= device.resident(kernel, shared_bytes as u32)? as usize {
+        // Experts are many.
+        if family.narrow.is_none() {
+            return Ok(Some(plan));
+        }
+        let resident = device.resident(plan.kernel, plan.shared_bytes as u32)? as usize;
+        let groups = |plan: &Plan| pieces * rows.div_ceil(plan.rows);
+        // Where the device would not be full smaller groups are better, if decoding costs little.
+        let cheap = matches!(layout.coding, Coding::Int4Row | Coding::Int4Grouped | Coding::Int2Row);
+        if cheap && groups(&plan) < resident {
+            plan = of(tiles[0]);
+        }
+        // Where less than half of it would be busy ranges are computed apart.
+        if 2 * groups(&plan) <= resident {
             plan.ranges = across.div_ceil(across.div_ceil(SLOTS));
             plan.pieces *= plan.ranges;
         }
@@ -160,13 +188,13 @@ impl Plan {
     }
 
     /// Rows that a launch takes at a time, of a matrix with so many outputs.
-    fn step(&self, layout: &Layout, outputs: usize) -> usize {
+    fn step(&self, family: &Family, layout: &Layout, outputs: usize) -> usize {
         let across = layout.bricks.expect("a matrix in bricks").across;
         let terms = LAUNCH_TERMS * if self.rounded { WIDE_LAUNCHES } else { 1 };
         let step = (terms / (layout.rows * layout.columns).max(1)).max(1).next_multiple_of(self.rows);
         // Bytes that are left for the next launch: sums of ranges, x rounded.
         let sums = 4 * self.ranges * outputs;
-        let rounded = if self.rounded { 2 * bricks::COLUMNS * across } else { 0 };
+        let rounded = if self.rounded { family.rounded_bytes(across) } else { 0 };
         match sums.max(rounded) {
             0 => step,
             bytes => step.min((SCRATCH_BYTES / bytes).max(1).next_multiple_of(self.rows)),
@@ -185,7 +213,7 @@ impl<D: Driver> Gpu<D> {
             let outputs = part.rows.len();
             let of_part = Layout { rows: outputs, ..*layout };
             let plan = Plan::of(&family, &of_part, x.rows, x.rows, self.device.driver())?;
-            let step = plan.step(layout, outputs);
+            let step = plan.step(&family, layout, outputs);
             for first in (0..x.rows).step_by(step) {
                 let count = x.rows.min(first + step);
                 let partial = match plan.ranges {
@@ -196,7 +224,7 @@ impl<D: Driver> Gpu<D> {
                 let pieces = plan.pieces * (count - first).div_ceil(plan.rows);
                 let of_matrix = [layout.columns, layout.row_scales, outputs, first, count];
                 if plan.rounded {
-                    let rounded = self.rounded(layout, x, first..count)?;
+                    let rounded = self.rounded(&family, layout, x, first..count)?;
                     let buffers = [part.codes(), part.scales(), rounded.buffer(), to];
                     let of_out = [out.width, part.rows.start, plan.ranges];
                     self.launch_all(&plan, pieces, &buffers, &[&of_matrix[..], &of_out].concat())?;
@@ -234,7 +262,8 @@ impl<D: Driver> Gpu<D> {
         let layout = &slab.layout;
         let bricks = layout.bricks.expect("experts in bricks");
         let likely = out.rows.div_ceil(groups.most.max(1));
-        let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, likely, self.device.driver())?;
+        let family = Family::of(self.mode, true);
+        let plan = Plan::of(&family, layout, groups.rows, likely, self.device.driver())?;
         let [codes, scales, places] = slab.buffers();
         let partial = match plan.ranges {
             0 => None,
@@ -255,7 +284,7 @@ impl<D: Driver> Gpu<D> {
         let words = groups.words.buffer();
         let pieces = plan.pieces * turns;
         if plan.rounded {
-            let rounded = self.rounded(layout, x, 0..x.rows)?;
+            let rounded = self.rounded(&family, layout, x, 0..x.rows)?;
             let buffers = [codes, scales, rounded.buffer(), to, words, places];
             return self.launch_all(&plan, pieces, &buffers, &of_matrices);
         }
@@ -276,12 +305,12 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// These rows of x rounded to bf16, as products with a matrix so laid out read them.
-    fn rounded(&self, layout: &Layout, x: &Rows<D>, rows: Range<usize>) -> Result<Pooled<D>> {
+    /// These rows of x as bf16 terms, as products with a matrix so laid out read them.
+    fn rounded(&self, family: &Family, layout: &Layout, x: &Rows<D>, rows: Range<usize>) -> Result<Pooled<D>> {
         let across = layout.bricks.expect("a matrix in bricks").across;
-        let rounded = self.device.scratch((2 * bricks::COLUMNS * across * rows.len()) as u64)?;
+        let rounded = self.device.scratch((family.rounded_bytes(across) * rows.len()) as u64)?;
         let apart = if matches!(layout.coding, Coding::Int3G64 | Coding::Int2Row) { 8 } else { 4 };
-        let constants = [layout.columns, rows.start, rows.len(), x.width, apart];
+        let constants = [layout.columns, rows.start, rows.len(), x.width, apart, family.terms];
         // Eight columns a thread.
         let groups = (rows.len() * across * bricks::COLUMNS / 8).div_ceil(THREADS as usize);
         self.device.launch_with(
