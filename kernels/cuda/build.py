@@ -5,7 +5,8 @@
     python3 kernels/cuda/build.py --check    builds all anew elsewhere and compares; fails on any difference
 
 For every .cu file: machine code (cubin) of each of ARCHITECTURES by NVRTC 12.8, and PTX of compute_75 by NVRTC 12.2, which
-drivers since CUDA 12.2 take, for GPUs that none of the cubins runs on. The PTX is assembled for every architecture, too.
+drivers since CUDA 12.2 take, for GPUs that none of the cubins runs on. The PTX is assembled for every architecture, too. Files with
+instructions of one architecture alone are compiled for it and have no PTX.
 Warnings are errors, and so are spilled registers and stack frames but for a few bytes in
 kernels for tensor cores. NVRTC and ptxas come from PyPI, by version and hash
 (requirements-*.txt), into target/cuda.
@@ -29,7 +30,9 @@ PTX_ARCHITECTURE = 75
 TENSOR_FILES, TENSOR_ARCHITECTURE = ["ranges", "stream", "stream_experts", "tile", "tile_experts"], 80
 # Of these, those that want more shared memory than other architectures have.
 TILE_FILES, TILE_ARCHITECTURES = ["tile", "tile_experts"], [80, 90, 100]
-# Bytes that their kernels may spill: registers are capped, and what is kept from one piece of work to the next may go to memory.
+# Those with instructions that one architecture has and no other, later ones included.
+ONLY_FILES, ONLY_ARCHITECTURE = ["wide", "wide_experts"], 90
+# Bytes that kernels for tensor cores may spill: registers are capped, and what is kept from one piece of work to the next may go to memory.
 TENSOR_SPILLS = 512
 # What the PTX is assembled for: all that ptxas 12.8 knows from 7.5 on.
 ASSEMBLED = [75, 80, 86, 87, 89, 90, 100, 101, 120]
@@ -155,14 +158,15 @@ def build(into: Path, verbose: bool) -> list[tuple[str, dict[str, dict[str, dict
     # Every compilation in a process of its own kind: the longest first.
     with ProcessPoolExecutor() as pool:
         first = sorted(files, key=lambda file: -file.stem.count("stream") - file.stem.count("tile"))
-        texts = {file: pool.submit(compiled, file, f"compute_{oldest_of(file)}") for file in first}
+        general = [file for file in first if file.stem not in ONLY_FILES]
+        texts = {file: pool.submit(compiled, file, f"compute_{oldest_of(file)}") for file in general}
         images = {
-            (file, architecture): pool.submit(compiled, file, f"sm_{architecture}")
+            (file, architecture): pool.submit(compiled, file, f"sm_{architecture}{'' if file in general else 'a'}")
             for file in first
             for architecture in architectures_of(file)
         }
         checks = {}
-        for file in first:
+        for file in general:
             text, log = texts[file].result()
             if log.strip():
                 raise Failed(f"{file.name} as PTX: {log}")
@@ -170,7 +174,7 @@ def build(into: Path, verbose: bool) -> list[tuple[str, dict[str, dict[str, dict
                 what = f"{file.name}, PTX for sm_{architecture}"
                 checks[file, architecture] = pool.submit(assembled, ptxas, text, architecture, what)
         used = [collected(into, file, texts, images, checks, verbose) for file in files]
-    write_table(into, files, texts)
+    write_table(into, files, used)
     return used
 
 
@@ -183,6 +187,8 @@ def architectures_of(file: Path) -> list[int]:
     """Those that there is machine code of a file for."""
     if file.stem in TILE_FILES:
         return TILE_ARCHITECTURES
+    if file.stem in ONLY_FILES:
+        return [ONLY_ARCHITECTURE]
     return [architecture for architecture in ARCHITECTURES if architecture >= oldest_of(file)]
 
 
@@ -194,43 +200,49 @@ def collected(into: Path, file: Path, texts, images, checks, verbose: bool):
         for kernel, resource in found.items():
             of_file.setdefault(kernel, {})[architecture] = resource
 
-    text, _ = texts[file].result()
-    kernels = entries(text)
-    if not kernels:
-        raise Failed(f"{file.name}: no kernel is declared")
-    write(into / f"compute_{oldest_of(file)}" / f"{name}.ptx", text)
+    kernels = None
+    if file in texts:
+        text, _ = texts[file].result()
+        kernels = entries(text)
+        write(into / f"compute_{oldest_of(file)}" / f"{name}.ptx", text)
     for (of, architecture), check in checks.items():
         if of == file:
             note(f"ptx {architecture}", check.result())
     for architecture in architectures_of(file):
         image, log = images[file, architecture].result()
         found = resources(log, f"{file.name} for sm_{architecture}")
+        if kernels is None:
+            kernels = sorted(found)
         if sorted(found) != kernels:
             raise Failed(f"{file.name} for sm_{architecture}: kernels {sorted(found)}, in the PTX {kernels}")
         note(f"sm_{architecture}", found)
         write(into / f"sm_{architecture}" / f"{name}.cubin", image)
+    if not kernels:
+        raise Failed(f"{file.name}: no kernel is declared")
     if verbose:
         print(f"{file.name}: {len(kernels)} kernels", file=sys.stderr)
     return name, of_file
 
 
-def write_table(into: Path, files: list[Path], texts):
+def write_table(into: Path, files: list[Path], used):
     """Writes the table that the program includes."""
     table = ["// Written by build.py.\n", "&[\n"]
-    for file in files:
-        table.append(entry(file.stem, entries(texts[file].result()[0]), architectures_of(file), oldest_of(file)))
+    for file, (name, kernels) in zip(files, used):
+        oldest = None if name in ONLY_FILES else oldest_of(file)
+        table.append(entry(name, sorted(kernels), architectures_of(file), oldest))
     table.append("]\n")
     write(into / "table.rs", "".join(table).encode())
 
 
-def entry(name: str, kernels: list[str], architectures: list[int], oldest: int) -> str:
-    """A file's images in the table that the program includes."""
+def entry(name: str, kernels: list[str], architectures: list[int], oldest: int | None) -> str:
+    """A file's images in the table that the program includes; `oldest` is the architecture of its PTX."""
     lines = ["    Image {\n", f'        file: "{name}",\n', "        kernels: &[\n"]
     lines += [f'            "{kernel}",\n' for kernel in kernels]
     lines += ["        ],\n", "        cubins: &[\n"]
     lines += [f'            ({a}, include_bytes!("sm_{a}/{name}.cubin")),\n' for a in architectures]
     lines += ["        ],\n"]
-    lines += [f'        ptx: ({oldest}, include_str!("compute_{oldest}/{name}.ptx")),\n', "    },\n"]
+    ptx = "None" if oldest is None else f'Some(({oldest}, include_str!("compute_{oldest}/{name}.ptx")))'
+    lines += [f"        ptx: {ptx},\n", "    },\n"]
     return "".join(lines)
 
 
@@ -253,7 +265,7 @@ def show(used):
     print(f"{'kernel':32}" + "".join(f"{column:>8}" for column in columns) + f"{'shared':>8}")
     bad = []
     for file, kernels in used:
-        allowed = TENSOR_SPILLS if file in TENSOR_FILES else 0
+        allowed = TENSOR_SPILLS if file in TENSOR_FILES + ONLY_FILES else 0
         for kernel, by in sorted(kernels.items()):
             bad += [
                 f"{kernel} on {column}: {by[column]['spills']} bytes spilled, a stack frame of {by[column]['stack']}"

@@ -42,7 +42,15 @@ struct Warp {
     unsigned turn[32];
 };
 
+// Copies of a thread that it has not waited for.
+struct Copies {
+    unsigned count;
+    void* to[32];
+    const void* from[32];
+};
+
 Fiber fibers[MOST];
+Copies copies[MOST];
 Warp warps[MOST / 32];
 unsigned started, active, current, at_barrier, done;
 bool backwards;
@@ -168,7 +176,7 @@ const char* run_block(int* code) {
     memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
     memset(warps, 0, sizeof warps);
     at_barrier = done = 0;
-    for (unsigned i = 0; i < active; i++) fibers[i].state = State::Runs;
+    for (unsigned i = 0; i < active; i++) fibers[i].state = State::Runs, copies[i].count = 0;
     const int end = _setjmp(back);
     if (end == 0) {
         owner = pthread_self();
@@ -224,6 +232,48 @@ void matrices(float* c, const uint32_t* a, const uint32_t* b) {
         }
         c[q] = (float)sum;
     }
+}
+
+void wide_matrices(float* sums, unsigned n, const uint32_t* a, uintptr_t b, bool add) {
+    const unsigned lane = current % 32;
+    Warp& warp = warps[current / 32];
+    const unsigned turn = warp.turn[lane]++ % 2;
+    memcpy(warp.a[turn][lane], a, sizeof warp.a[turn][lane]);
+    words(0);
+    double rows[2][16];
+    for (unsigned i = 0; i < 2; i++)
+        for (unsigned k = 0; k < 16; k++) {
+            const uint32_t word = warp.a[turn][4 * (lane / 4) + k % 8 / 2][i + 2 * (k / 8)];
+            rows[i][k] = as_float(word >> 16 * (k % 2) << 16);
+        }
+    for (unsigned j = 0; j < n / 4; j++) {
+        const unsigned column = 8 * (j / 2) + 2 * (lane % 4) + j % 2;
+        double b_of[16];
+        for (unsigned part = 0; part < 2; part++) {
+            const uintptr_t straight = b + 128 * column + 16 * part;
+            const uint16_t* eight = (const uint16_t*)(straight ^ (straight >> 7 & 7) << 4);
+            for (unsigned k = 0; k < 8; k++) b_of[8 * part + k] = as_float((uint32_t)eight[k] << 16);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+            float& to = sums[4 * (j / 2) + 2 * i + j % 2];
+            double sum = add ? to : 0.0f;
+            for (unsigned k = 0; k < 16; k++) sum += rows[i][k] * b_of[k];
+            to = (float)sum;
+        }
+    }
+}
+
+void copy_later(void* to, const void* from) {
+    Copies& own = copies[current];
+    if (own.count == 32) trap("more copies at a time than are emulated");
+    own.to[own.count] = to, own.from[own.count] = from;
+    own.count++;
+}
+
+void copies_done() {
+    Copies& own = copies[current];
+    for (unsigned i = 0; i < own.count; i++) *(uint4*)own.to[i] = *(const uint4*)own.from[i];
+    own.count = 0;
 }
 
 void trap(const char* why) {

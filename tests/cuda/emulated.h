@@ -45,6 +45,12 @@ float reduced(Together what, float value);
 const uint32_t* words(uint32_t word);
 // Waits for all lanes of the warp; c [16, 8] += a [16, 16] · b [16, 8] of bf16, as tensor cores lay them out.
 void matrices(float* c, const uint32_t* a, const uint32_t* b);
+// The same for sums [16, n] of the warp, as instructions of four warps lay them out; b in shared memory from `b` on, each column's 128
+// bytes swizzled.
+void wide_matrices(float* sums, unsigned n, const uint32_t* a, uintptr_t b, bool add);
+// A copy of sixteen bytes that is made when its thread waits for it.
+void copy_later(void* to, const void* from);
+void copies_done();
 // Shared memory of the size that the launch asked for; it ends at a page that nobody may touch.
 extern void* launch_shared;
 // Ends the launch with an error.
@@ -98,6 +104,27 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned choice) {
 inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const unsigned b[2] = {b0, b1};
     emulated::matrices(c, a, b);
+}
+template <unsigned N>
+struct Products {
+    static void start(float (&sums)[N / 2], const unsigned (&a)[4], unsigned long long b, unsigned add) {
+        emulated::wide_matrices(sums, N, a, (uintptr_t)b << 4, add != 0);
+    }
+};
+// Products are done when they are started.
+inline void products_begin() {}
+inline void products_end() {}
+inline void products_wait() {}
+inline unsigned long long columns_at(const uint4* at) {
+    if ((uintptr_t)at % 1024 != 0) emulated::trap("a matrix is not aligned to 1024 bytes");
+    return (uintptr_t)at >> 4;
+}
+inline void copy_16(uint4* to, const uint4* from) { emulated::copy_later(to, from); }
+inline void copies_end() {}
+template <unsigned OPEN>
+inline void copies_wait() {
+    static_assert(OPEN == 0, "waiting for some copies is not emulated");
+    emulated::copies_done();
 }
 inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c) {
     unsigned result = 0;

@@ -11,8 +11,9 @@ pub struct Image {
     pub kernels: &'static [&'static str],
     /// Machine code with its architecture: 86 for compute capability 8.6. Ascending.
     pub cubins: &'static [(u32, &'static [u8])],
-    /// Assembly text that the driver compiles itself, with the lowest architecture that takes it.
-    pub ptx: (u32, &'static str),
+    /// Assembly text that the driver compiles itself, with the lowest architecture that takes it; `None` if the kernels are for
+    /// the architectures of the machine code and for no other.
+    pub ptx: Option<(u32, &'static str)>,
 }
 
 /// All of them, by `kernels/cuda/build.py`.
@@ -45,11 +46,15 @@ pub enum Prefer {
 
 impl Image {
     /// The code for a device: the cubin of the same major architecture with the highest minor that is not above the
-    /// device's, else the PTX. `None` if the file is for newer devices.
+    /// device's, else the PTX. A file without PTX runs on its architectures alone. `None` if the file is for other devices.
     pub fn code(&self, architecture: u32, prefer: Prefer) -> Option<Code> {
-        let runs = |built: u32| built / 10 == architecture / 10 && built <= architecture;
+        let runs = |built: u32| match self.ptx {
+            Some(_) => built / 10 == architecture / 10 && built <= architecture,
+            None => built == architecture,
+        };
         let cubin = self.cubins.iter().rev().find(|(built, _)| prefer == Prefer::Cubin && runs(*built));
-        let ptx = || (self.ptx.0 <= architecture).then_some(Code::Ptx(self.ptx.0, self.ptx.1));
+        let ptx =
+            || self.ptx.filter(|(oldest, _)| *oldest <= architecture).map(|(oldest, text)| Code::Ptx(oldest, text));
         cubin.map(|&(built, bytes)| Code::Cubin(built, bytes)).or_else(ptx)
     }
 }
@@ -89,8 +94,20 @@ mod tests {
         file: "a",
         kernels: &["a"],
         cubins: &[(75, b"75"), (80, b"80"), (86, b"86"), (89, b"89"), (90, b"90"), (100, b"100"), (120, b"120")],
-        ptx: (75, "ptx"),
+        ptx: Some((75, "ptx")),
     };
+
+    #[test]
+    fn code_for_one_architecture_is_for_no_other() {
+        let image = Image { file: "a", kernels: &["a"], cubins: &[(90, b"90")], ptx: None };
+        for prefer in [Prefer::Cubin, Prefer::Ptx] {
+            for architecture in [75, 80, 89, 91, 100, 120] {
+                assert_eq!(image.code(architecture, prefer), None, "{architecture}");
+            }
+        }
+        assert_eq!(image.code(90, Prefer::Cubin), Some(Code::Cubin(90, b"90")));
+        assert_eq!(image.code(90, Prefer::Ptx), None);
+    }
 
     #[test]
     fn a_device_gets_the_nearest_code_that_it_runs() {

@@ -4,7 +4,9 @@ use super::images::Prefer;
 use super::*;
 use crate::backend::Mode;
 use crate::backend::gpu::Gpu;
-use crate::backend::gpu::tests::{Extent, every_kernel, fast_products, faults_on_purpose, formats_are_refused};
+use crate::backend::gpu::tests::{
+    Extent, every_kernel, fast_products, faults_on_purpose, formats_are_refused, same_with_wgmma,
+};
 
 fn gpu(prefer: Prefer) -> Gpu<Cuda> {
     Gpu::new(Cuda::open_with(0, prefer).unwrap(), None)
@@ -20,6 +22,15 @@ fn every_kernel_is_that_of_the_reference() {
 #[ignore = "needs an NVIDIA GPU"]
 fn fast_products_are_near() {
     fast_products(&gpu(Prefer::default()).in_mode(Mode::Fast));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU of compute capability 9.0"]
+fn wgmma_computes_the_same() {
+    for mode in [Mode::Exact, Mode::Fast] {
+        let [with, without] = [Prefer::Cubin, Prefer::Ptx].map(|prefer| gpu(prefer).in_mode(mode));
+        same_with_wgmma(&with, &without, Extent::Glm);
+    }
 }
 
 #[test]

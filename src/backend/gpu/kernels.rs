@@ -61,6 +61,11 @@ pub enum Name {
     FastExperts,
     FastExpertsRanges,
     FastExpertsTile,
+    RoundRows,
+    StreamWide,
+    StreamExpertsWide,
+    FastWide,
+    FastExpertsWide,
     SumRanges,
     SumExpertsRanges,
 }
@@ -130,18 +135,20 @@ impl Name {
         match self {
             Name::Stream | Name::StreamNarrow | Name::StreamExperts => Some(&[2]),
             Name::StreamRanges | Name::StreamExpertsRanges => Some(&[2, 8]),
-            Name::StreamTile | Name::StreamExpertsTile => Some(&[16]),
+            Name::StreamTile | Name::StreamExpertsTile | Name::StreamWide | Name::StreamExpertsWide => Some(&[16]),
             Name::Fast | Name::FastNarrow | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => {
                 Some(&[8])
             }
             Name::FastTile | Name::FastExpertsTile => Some(&[48]),
+            Name::FastWide => Some(&[32, 64]),
+            Name::FastExpertsWide => Some(&[16, 32, 64]),
             _ => None,
         }
     }
 
     /// Whether a device without tensor cores has no use for it.
     pub fn is_for_bricks(self) -> bool {
-        self.reads_bricks() || matches!(self, Name::SumRanges | Name::SumExpertsRanges)
+        self.reads_bricks() || matches!(self, Name::RoundRows | Name::SumRanges | Name::SumExpertsRanges)
     }
 
     /// Numbers of rows of x that it comes for; none where it is one kernel.
@@ -171,6 +178,8 @@ impl Name {
             Name::StreamExperts | Name::StreamExpertsRanges | Name::FastExperts | Name::FastExpertsRanges => {
                 "stream_experts"
             }
+            Name::RoundRows | Name::StreamWide | Name::FastWide => "wide",
+            Name::StreamExpertsWide | Name::FastExpertsWide => "wide_experts",
             Name::SumRanges | Name::SumExpertsRanges => "ranges",
         }
     }
@@ -180,15 +189,16 @@ impl Name {
         match self {
             Name::StreamExperts | Name::StreamExpertsRanges | Name::StreamExpertsTile => 9,
             Name::FastExperts | Name::FastExpertsRanges | Name::FastExpertsTile => 9,
-            Name::Experts => 6,
+            Name::Experts | Name::StreamExpertsWide | Name::FastExpertsWide => 6,
             Name::IndexScores | Name::Keep | Name::Choose | Name::SumExpertsRanges => 5,
-            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile => 5,
-            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile => 5,
+            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile | Name::StreamWide => 5,
+            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile | Name::FastWide => 5,
             Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm => 4,
             Name::AddNorm | Name::CombineOnto | Name::PredictMerge => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
             Name::Swiglu | Name::RouterLogits | Name::SumRanges => 3,
             Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read | Name::Predict => 2,
+            Name::RoundRows => 2,
             Name::FmaPeak => 1,
         }
     }
@@ -200,6 +210,8 @@ impl Name {
         match self {
             Name::TopPositions | Name::Choose | Name::GroupRows | Name::Read => None,
             Name::Predict | Name::PredictMerge => None,
+            // x, for one kernel alone
+            Name::RoundRows => None,
             Name::Rope | Name::Add => Some(0),
             Name::CopyRows | Name::SumRanges | Name::SumExpertsRanges => Some(1),
             // after weights and x; the choice of experts comes behind

@@ -2,11 +2,15 @@
 //!
 //! A range is an eighth of the bricks side by side. With few rows of x, whose terms fit in shared memory, one kernel does all;
 //! with more, or larger ones, one leaves the sums of each range and a second adds them up; with many, groups take as many as they
-//! have registers for. Whichever it is, the bits are the same.
+//! have registers for. On devices with wgmma products with many rows have kernels of their own, which read x as a kernel before has
+//! rounded it (`kernels/cuda/wide.cuh`). Whichever it is, the bits are the same.
+
+use std::ops::Range;
 
 use super::bricks;
+use super::device::Pooled;
 use super::driver::Driver;
-use super::kernels::{Kernel, Name, THREADS};
+use super::kernels::{Coding, Kernel, Name, THREADS};
 use super::moe::Groups;
 use super::rows::Rows;
 use super::weight::{Layout, Slab, Weight};
@@ -26,6 +30,10 @@ const SHARED_BYTES: usize = 100 << 10;
 const WHOLE_BYTES: usize = 76 << 10;
 /// Rows of x from which on they are many.
 pub(super) const MANY_ROWS: usize = 17;
+/// Bytes in which what the kernels for wgmma have of x in shared memory is aligned.
+const ALIGNED_BYTES: usize = 1024;
+/// Launches of kernels for wgmma may have so many times the products of others: the devices are as much faster.
+const WIDE_LAUNCHES: usize = 16;
 
 /// The kernels of a mode, of a weight or of experts.
 struct Family {
@@ -34,6 +42,8 @@ struct Family {
     narrow: Option<Name>,
     ranges: Name,
     tile: Name,
+    /// With many rows on wgmma.
+    wide: Name,
     /// bf16 terms of a value of x.
     terms: usize,
 }
@@ -50,7 +60,18 @@ impl Family {
             Mode::Exact => (Name::StreamNarrow, 3),
             Mode::Fast => (Name::FastNarrow, 1),
         };
-        Family { whole, narrow: (!experts).then_some(narrow), ranges, tile, terms }
+        let wide = match (mode, experts) {
+            (Mode::Exact, false) => Name::StreamWide,
+            (Mode::Exact, true) => Name::StreamExpertsWide,
+            (Mode::Fast, false) => Name::FastWide,
+            (Mode::Fast, true) => Name::FastExpertsWide,
+        };
+        Family { whole, narrow: (!experts).then_some(narrow), ranges, tile, wide, terms }
+    }
+
+    /// Bytes of a row of x as bf16 terms, of a matrix of so many bricks side by side.
+    fn rounded_bytes(&self, across: usize) -> usize {
+        2 * self.terms * across * bricks::COLUMNS
     }
 
     /// Shared memory for so many columns of so many rows of x.
@@ -72,17 +93,24 @@ struct Plan {
     pieces: usize,
     /// Shared memory of a group.
     shared_bytes: usize,
+    /// Whether x is rounded before.
+    rounded: bool,
 }
 
 impl Plan {
-    /// For so many rows of x, which is all that there may be for a matrix.
-    fn of(family: &Family, layout: &Layout, rows: usize, device: &impl Driver) -> Result<Plan> {
+    /// For so many rows of x, which is all that there may be for a matrix, of which `likely` is what one has on average.
+    fn of(family: &Family, layout: &Layout, rows: usize, likely: usize, device: &impl Driver) -> Result<Plan> {
+        if rows >= MANY_ROWS
+            && let Some(plan) = Plan::wide(family, layout, rows, likely, device)?
+        {
+            return Ok(plan);
+        }
         let bricks = layout.bricks.expect("a matrix in bricks");
         let limit = device.limits().shared_bytes as usize;
         let plan = |name: Name, rows: u32, ranges: usize, outputs: usize, shared_bytes: usize| {
             let kernel = Kernel { name, coding: Some(layout.coding), rows: Some(rows) };
             let pieces = layout.rows.div_ceil(outputs) * ranges.max(1);
-            Plan { kernel, rows: rows as usize, ranges, pieces, shared_bytes }
+            Plan { kernel, rows: rows as usize, ranges, pieces, shared_bytes, rounded: false }
         };
         let most = family.tile.tiles()[0];
         let warp_outputs = 2 * bricks::ROWS;
@@ -117,11 +145,59 @@ impl Plan {
         Ok(plan(family.ranges, taken, bricks.across.div_ceil(of_range), outputs, bytes(taken)))
     }
 
-    /// Rows whose sums of ranges are left at a time.
-    fn step(&self, outputs: usize) -> usize {
-        match 4 * self.ranges * outputs {
-            0 => usize::MAX,
-            bytes => (SCRATCH_BYTES / bytes).max(1).next_multiple_of(self.rows),
+    /// With wgmma, if the device has it: kernels/cuda/wide.cuh.
+    fn wide(
+        family: &Family,
+        layout: &Layout,
+        rows: usize,
+        likely: usize,
+        device: &impl Driver,
+    ) -> Result<Option<Plan>> {
+        let across = layout.bricks.expect("a matrix in bricks").across;
+        let pieces = layout.rows.div_ceil(WARPS * bricks::ROWS);
+        let of = |rows: u32| {
+            let kernel = Kernel { name: family.wide, coding: Some(layout.coding), rows: Some(rows) };
+            // Two bricks of x, sums of ranges, what aligns x.
+            let of_row = 2 * 2 * bricks::COLUMNS * family.terms + 4 * WARPS * bricks::ROWS;
+            let shared_bytes = rows as usize * of_row + ALIGNED_BYTES;
+            Plan { kernel, rows: rows as usize, ranges: 0, pieces, shared_bytes, rounded: true }
+        };
+        let tiles = family.wide.tiles();
+        let most = tiles[tiles.len() - 1];
+        let mut plan = of(tiles.iter().copied().find(|&taken| taken as usize >= likely).unwrap_or(most));
+        if !device.has(plan.kernel) || plan.shared_bytes > device.limits().shared_bytes as usize {
+            return Ok(None);
+        }
+        // Experts are many.
+        if family.narrow.is_none() {
+            return Ok(Some(plan));
+        }
+        let resident = device.resident(plan.kernel, plan.shared_bytes as u32)? as usize;
+        let groups = |plan: &Plan| pieces * rows.div_ceil(plan.rows);
+        // Where the device would not be full smaller groups are better, if decoding costs little.
+        let cheap = matches!(layout.coding, Coding::Int4Row | Coding::Int4Grouped | Coding::Int2Row);
+        if cheap && groups(&plan) < resident {
+            plan = of(tiles[0]);
+        }
+        // Where less than half of it would be busy ranges are computed apart.
+        if 2 * groups(&plan) <= resident {
+            plan.ranges = across.div_ceil(across.div_ceil(SLOTS));
+            plan.pieces *= plan.ranges;
+        }
+        Ok(Some(plan))
+    }
+
+    /// Rows that a launch takes at a time, of a matrix with so many outputs.
+    fn step(&self, family: &Family, layout: &Layout, outputs: usize) -> usize {
+        let across = layout.bricks.expect("a matrix in bricks").across;
+        let terms = LAUNCH_TERMS * if self.rounded { WIDE_LAUNCHES } else { 1 };
+        let step = (terms / (layout.rows * layout.columns).max(1)).max(1).next_multiple_of(self.rows);
+        // Bytes that are left for the next launch: sums of ranges, x rounded.
+        let sums = 4 * self.ranges * outputs;
+        let rounded = if self.rounded { family.rounded_bytes(across) } else { 0 };
+        match sums.max(rounded) {
+            0 => step,
+            bytes => step.min((SCRATCH_BYTES / bytes).max(1).next_multiple_of(self.rows)),
         }
     }
 }
@@ -147,11 +223,11 @@ impl<D: Driver> Gpu<D> {
         let layout = &weight.layout;
         assert_eq!(x.width, layout.columns, "width of a product");
         let family = Family::of(self.mode, false);
-        let most = (LAUNCH_TERMS / (layout.rows * layout.columns).max(1)).max(1);
         for part in &weight.parts {
             let outputs = part.rows.len();
-            let plan = Plan::of(&family, &Layout { rows: outputs, ..*layout }, x.rows, self.device.driver())?;
-            let step = most.next_multiple_of(plan.rows).min(plan.step(outputs));
+            let of_part = Layout { rows: outputs, ..*layout };
+            let plan = Plan::of(&family, &of_part, x.rows, x.rows, self.device.driver())?;
+            let step = plan.step(&family, layout, outputs);
             for first in (0..x.rows).step_by(step) {
                 let count = x.rows.min(first + step);
                 let partial = match plan.ranges {
@@ -160,20 +236,19 @@ impl<D: Driver> Gpu<D> {
                 };
                 let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
                 let pieces = plan.pieces * (count - first).div_ceil(plan.rows);
-                let constants = [
-                    layout.columns,
-                    layout.row_scales,
-                    outputs,
-                    first,
-                    count,
-                    x.width,
-                    out.width,
-                    part.rows.start,
-                    out.width.min(outputs),
-                    1, // weights do not change while kernels run
-                ];
-                let buffers = [part.codes(), part.scales(), x.buffer(), to, second.buffer()];
-                self.launch_pieces(&plan, pieces, &buffers, &constants)?;
+                let of_matrix = [layout.columns, layout.row_scales, outputs, first, count];
+                let split = out.width.min(outputs);
+                if plan.rounded {
+                    let rounded = self.rounded(&family, layout, x, first..count)?;
+                    let buffers = [part.codes(), part.scales(), rounded.buffer(), to, second.buffer()];
+                    let of_out = [out.width, part.rows.start, split, plan.ranges];
+                    self.launch_all(&plan, pieces, &buffers, &[&of_matrix[..], &of_out].concat())?;
+                } else {
+                    let buffers = [part.codes(), part.scales(), x.buffer(), to, second.buffer()];
+                    // Weights do not change while kernels run.
+                    let of_rows = [x.width, out.width, part.rows.start, split, 1];
+                    self.launch_pieces(&plan, pieces, &buffers, &[&of_matrix[..], &of_rows].concat())?;
+                }
                 if let Some(partial) = &partial {
                     let split = out.width.min(outputs);
                     let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first, split];
@@ -202,7 +277,9 @@ impl<D: Driver> Gpu<D> {
         let [(slab, out), (second, second_out)] = [sides[0], sides[sides.len() - 1]];
         let layout = &slab.layout;
         let bricks = layout.bricks.expect("experts in bricks");
-        let plan = Plan::of(&Family::of(self.mode, true), layout, groups.rows, self.device.driver())?;
+        let likely = out.rows.div_ceil(groups.most.max(1));
+        let family = Family::of(self.mode, true);
+        let plan = Plan::of(&family, layout, groups.rows, likely, self.device.driver())?;
         let [codes, scales, places] = slab.buffers();
         let [second_codes, second_scales, _] = second.buffers();
         let partial = match plan.ranges {
@@ -212,7 +289,7 @@ impl<D: Driver> Gpu<D> {
         let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
         // An expert has at least one row, and its last rows may be few.
         let turns = groups.most.min(out.rows) + out.rows / plan.rows;
-        let constants = [
+        let of_matrices = [
             layout.columns,
             layout.row_scales,
             layout.rows,
@@ -220,14 +297,21 @@ impl<D: Driver> Gpu<D> {
             layout.scales(layout.rows),
             groups.most,
             divisor,
-            out.rows,
-            sides.len(),
-            // What says which experts were chosen may be written by the kernel before.
-            ahead.into(),
         ];
         let (words, second_to) = (groups.words.buffer(), second_out.buffer());
+        if plan.rounded {
+            let rounded = self.rounded(&family, layout, x, 0..x.rows)?;
+            for (slab, out) in sides {
+                let [codes, scales, places] = slab.buffers();
+                let buffers = [codes, scales, rounded.buffer(), out.buffer(), words, places];
+                self.launch_all(&plan, plan.pieces * turns, &buffers, &of_matrices)?;
+            }
+            return Ok(());
+        }
         let buffers = [codes, scales, x.buffer(), to, words, places, second_codes, second_scales, second_to];
         let pieces = plan.pieces * turns * sides.len();
+        // What says which experts were chosen may be written by the kernel before.
+        let constants = [&of_matrices[..], &[out.rows, sides.len(), ahead.into()]].concat();
         self.launch_pieces(&plan, pieces, &buffers, &constants)?;
         if let Some(partial) = &partial {
             let constants = [plan.ranges, out.rows, layout.rows, groups.most];
@@ -245,12 +329,35 @@ impl<D: Driver> Gpu<D> {
     /// is room for.
     pub(super) fn scratch_rows(&self, layout: &Layout, chosen: usize) -> Result<usize> {
         let family = Family::of(self.mode, true);
-        let many = Plan::of(&family, layout, MANY_ROWS, self.device.driver())?;
+        let many = Plan::of(&family, layout, MANY_ROWS, MANY_ROWS, self.device.driver())?;
         Ok(match many.ranges {
             0 => usize::MAX,
             // Of two projections at the same time.
             ranges => (SCRATCH_BYTES / (2 * 4 * ranges * chosen * layout.rows).max(1)).max(1),
         })
+    }
+
+    /// These rows of x as bf16 terms, as products with a matrix so laid out read them.
+    fn rounded(&self, family: &Family, layout: &Layout, x: &Rows<D>, rows: Range<usize>) -> Result<Pooled<D>> {
+        let across = layout.bricks.expect("a matrix in bricks").across;
+        let rounded = self.device.scratch((family.rounded_bytes(across) * rows.len()) as u64)?;
+        let apart = if matches!(layout.coding, Coding::Int3G64 | Coding::Int2Row) { 8 } else { 4 };
+        let constants = [layout.columns, rows.start, rows.len(), x.width, apart, family.terms];
+        // Eight columns a thread.
+        let groups = (rows.len() * across * bricks::COLUMNS / 8).div_ceil(THREADS as usize);
+        self.device.launch(
+            Kernel::plain(Name::RoundRows),
+            [groups, 1, 1],
+            &[x.buffer(), rounded.buffer()],
+            &constants.map(|value| value as u32),
+        )?;
+        Ok(rounded)
+    }
+
+    /// Starts a kernel with a group for each piece of work.
+    fn launch_all(&self, plan: &Plan, pieces: usize, buffers: &[&D::Buffer], constants: &[usize]) -> Result<()> {
+        let constants: Vec<u32> = constants.iter().map(|&value| value as u32).collect();
+        self.device.launch_with(plan.kernel, [pieces, 1, 1], buffers, &constants, plan.shared_bytes as u32)
     }
 
     /// Starts a kernel whose groups share their work: as many as run at the same time, and no more than there are pieces.

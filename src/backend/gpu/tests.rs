@@ -164,9 +164,16 @@ pub(in crate::backend) fn fast_products<D: Driver>(gpu: &Gpu<D>) {
     let formats: Vec<Format> = formats().into_iter().filter(|&format| in_bricks(format, 1 << 16)).collect();
     assert!(formats.len() >= 6, "{formats:?}");
     for format in formats {
-        for (rows, columns, n) in
-            [(5, 70, 1), (40, 600, 3), (33, 2500, 8), (5, 130, 11), (20, 5888, 50), (300, 200, 65)]
-        {
+        for (rows, columns, n) in [
+            (5, 70, 1),
+            (40, 600, 3),
+            (33, 2500, 8),
+            (5, 130, 11),
+            (20, 5888, 50),
+            (300, 200, 65),
+            (130, 257, 17),
+            (1, 9, 600),
+        ] {
             let matrix = matrix(format, rows, columns, 9);
             let (what, x) = (format!("{format} {rows} × {columns}, {n} rows"), numbers(n as u64 + 7, n * columns));
             let (found, exact) = (product(gpu, &matrix, &x), product(&Reference::default(), &matrix, &x));
@@ -187,15 +194,53 @@ pub(in crate::backend) fn fast_products<D: Driver>(gpu: &Gpu<D>) {
                 assert_eq!(bits(&alone), bits(&found[token * rows..][..rows]), "{what}, row {token} alone");
             }
         }
-        let exact = routed(&Reference::default(), format, 0..12);
-        let found = routed(gpu, format, 0..12);
-        let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-        for (found, expected) in found.iter().zip(&exact) {
-            let apart = f64::from((found - expected).abs());
-            assert!(apart <= f64::from(largest) * 8.0 * tolerances::FAST_PRODUCT, "{format}: {found}, not {expected}");
+        // Experts have 4, 14, 27 and 40 rows on average.
+        for (count, pieces) in [
+            (12, vec![0..1, 1..5, 5..12]),
+            (42, vec![0..10, 10..42]),
+            (80, vec![0..20, 20..80]),
+            (120, vec![0..50, 50..120]),
+        ] {
+            let exact = through(&Reference::default(), Made::six(format), count, 0..count);
+            let found = through(gpu, Made::six(format), count, 0..count);
+            let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            for (found, expected) in found.iter().zip(&exact) {
+                let apart = f64::from((found - expected).abs());
+                let allowed = f64::from(largest) * 8.0 * tolerances::FAST_PRODUCT;
+                assert!(apart <= allowed, "{format}, {count} rows: {found}, not {expected}");
+            }
+            let in_pieces: Vec<f32> =
+                pieces.into_iter().flat_map(|rows| through(gpu, Made::six(format), count, rows)).collect();
+            assert_eq!(bits(&in_pieces), bits(&found), "{format}, {count} rows");
         }
-        let in_pieces = [routed(gpu, format, 0..1), routed(gpu, format, 1..5), routed(gpu, format, 5..12)];
-        assert_eq!(bits(&in_pieces.concat()), bits(&found), "{format}");
+    }
+}
+
+/// Products of many rows with the same bits on two devices that compute them with different kernels: one has wgmma.
+pub(in crate::backend) fn same_with_wgmma<D: Driver>(with: &Gpu<D>, without: &Gpu<D>, extent: Extent) {
+    let wide = Kernel { name: Name::FastWide, coding: Some(Coding::Int8Row), rows: Some(64) };
+    assert_eq!(with.mode(), without.mode());
+    assert_eq!([with, without].map(|gpu| gpu.gpu().driver().has(wide)), [true, false]);
+    // Of one row of outputs and of several groups'; with fewer columns than a brick, and with ranges of one and of three bricks.
+    let mut shapes = vec![(1, 9, 17), (65, 257, 33), (129, 2100, 64), (30, 4200, 70)];
+    if extent == Extent::Glm {
+        shapes.extend(GLM[..2].iter().flat_map(|&(rows, columns)| [64, 512].map(|n| (rows, columns, n))));
+    }
+    for format in formats() {
+        for &(rows, columns, n) in &shapes {
+            let (matrix, mut x) = (matrix(format, rows, columns, 9), numbers(n as u64 + 7, n * columns));
+            // What is no number, and what is too large for bf16, stay in their row.
+            (x[columns / 2], x[3 * columns]) = (f32::NAN, f32::MAX);
+            let [found, expected] = [with, without].map(|gpu| product(gpu, &matrix, &x));
+            let equal = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+            let other = found.iter().zip(&expected).position(|pair| !equal(pair));
+            assert_eq!(other, None, "{format} {rows} × {columns}, {n} rows");
+            assert!(found.iter().filter(|value| value.is_finite()).count() >= (n - 2) * rows, "{format}, {n} rows");
+        }
+        for count in [17, 80] {
+            let [found, expected] = [with, without].map(|gpu| bits(&through(gpu, Made::six(format), count, 0..count)));
+            assert!(found == expected, "experts of {format}, {count} rows");
+        }
     }
 }
 
