@@ -184,7 +184,9 @@
         file: "pointwise",
         kernels: &[
             "add",
+            "add_norm",
             "copy_rows",
+            "keep",
             "layer_norm",
             "rms_norm",
             "rope",
@@ -206,6 +208,7 @@
         file: "predict",
         kernels: &[
             "predict",
+            "predict_merge",
         ],
         cubins: &[
             (75, include_bytes!("sm_75/predict.cubin")),
@@ -255,7 +258,10 @@
         kernels: &[
             "choose",
             "combine",
+            "combine_onto",
             "group_rows",
+            "router_logits_1",
+            "router_logits_8",
         ],
         cubins: &[
             (75, include_bytes!("sm_75/router.cubin")),
