@@ -144,6 +144,21 @@ pub struct Heads {
     pub rope_at: usize,
 }
 
+/// How a layer makes what it keeps of positions: [`Backend::keep`].
+#[derive(Debug)]
+pub struct Kept<'w, W> {
+    /// `kv_a_layernorm`.
+    pub norm: &'w W,
+    /// Its eps.
+    pub eps: f64,
+    /// `kv_lora_rank`.
+    pub latent: usize,
+    /// Of queries and keys.
+    pub rope: &'w Rope,
+    /// Of queries.
+    pub heads: Heads,
+}
+
 /// Dimensions of attention over compressed keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mla {
@@ -231,6 +246,33 @@ impl Prediction {
     }
 }
 
+/// Two weights that are used in products with the same rows, and in no other way.
+#[derive(Debug)]
+pub enum Pair<W> {
+    /// Each by itself.
+    Apart(W, W),
+    /// One above the other in one weight, of whose output features so many are the first's.
+    Joined(W, usize),
+}
+
+impl<W> Pair<W> {
+    /// The same weights, lent.
+    pub fn as_ref(&self) -> Pair<&W> {
+        match self {
+            Pair::Apart(first, second) => Pair::Apart(first, second),
+            Pair::Joined(weight, first) => Pair::Joined(weight, *first),
+        }
+    }
+
+    /// The same with something else for each weight.
+    pub fn map<V>(self, of: impl Fn(W) -> V) -> Pair<V> {
+        match self {
+            Pair::Apart(first, second) => Pair::Apart(of(first), of(second)),
+            Pair::Joined(weight, first) => Pair::Joined(of(weight), first),
+        }
+    }
+}
+
 /// A device with everything that the forward pass needs.
 ///
 /// Rows passed by reference are only read unless they are `&mut`.
@@ -263,6 +305,11 @@ pub trait Backend: Sync {
     fn upload_linear(&self, name: &str, matrix: Matrix) -> Result<Self::Weight> {
         self.upload(name, matrix)
     }
+    /// Uploads two weights that are used in products with the same rows, and in no other way.
+    fn upload_pair(&self, names: [&str; 2], matrices: [Matrix; 2]) -> Result<Pair<Self::Weight>> {
+        let [first, second] = matrices;
+        Ok(Pair::Apart(self.upload_linear(names[0], first)?, self.upload_linear(names[1], second)?))
+    }
     /// Prepares the routed experts of a layer.
     fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Self::Experts, Faults>;
 
@@ -289,6 +336,22 @@ pub trait Backend: Sync {
     fn layer_norm(&self, x: &Self::Rows, weight: &Self::Weight, bias: &Self::Weight, eps: f64) -> Result<Self::Rows>;
     /// x [n, I] · weightᵀ [I, O] → [n, O].
     fn matmul(&self, weight: &Self::Weight, x: &Self::Rows) -> Result<Self::Rows>;
+    /// x [n, I] with both weights of a pair → [n, O], [n, P].
+    fn matmul_pair(&self, pair: Pair<&Self::Weight>, x: &Self::Rows) -> Result<[Self::Rows; 2]> {
+        match pair {
+            Pair::Apart(first, second) => Ok([self.matmul(first, x)?, self.matmul(second, x)?]),
+            Pair::Joined(weight, first) => {
+                let both = self.matmul(weight, x)?;
+                let (n, width) = self.shape(&both);
+                Ok([self.slice(&both, 0..n, 0..first)?, self.slice(&both, 0..n, first..width)?])
+            }
+        }
+    }
+    /// x + y, into x, and of the sum [`Backend::rms_norm`].
+    fn add_norm(&self, x: &mut Self::Rows, y: &Self::Rows, weight: &Self::Weight, eps: f64) -> Result<Self::Rows> {
+        self.add(x, y)?;
+        self.rms_norm(x, weight, eps)
+    }
     /// silu(gate) · up, with silu(g) = g / (1 + e^−g).
     fn swiglu(&self, gate: &Self::Rows, up: &Self::Rows) -> Result<Self::Rows>;
     /// Turns each pair (x₀, x₁), (x₂, x₃), … of the rotated part of each head by position · frequency; `positions [n]`.
@@ -302,6 +365,26 @@ pub trait Backend: Sync {
     fn append(&self, cache: &mut Self::Cache, rows: &Self::Rows) -> Result<()>;
     /// Forgets the positions from `len` on.
     fn truncate(&self, cache: &mut Self::Cache, len: usize);
+    /// What attention keeps of the next positions, and its queries there.
+    ///
+    /// Of `kv` [n, latent + rope] the latents are normalized as by [`Backend::rms_norm`] with `norm` [latent] and the keys are
+    /// turned; so the rows go into the cache. `q` [n, H · w] is turned in place, where `heads` says.
+    fn keep(
+        &self,
+        cache: &mut Self::Cache,
+        q: &mut Self::Rows,
+        kv: &Self::Rows,
+        kept: &Kept<'_, Self::Weight>,
+        positions: &[usize],
+    ) -> Result<()> {
+        let &Kept { norm, eps, latent, rope, heads } = kept;
+        let (n, width) = self.shape(kv);
+        self.rope(q, rope, heads, positions)?;
+        let latents = self.rms_norm(&self.slice(kv, 0..n, 0..latent)?, norm, eps)?;
+        let mut keys = self.slice(kv, 0..n, latent..width)?;
+        self.rope(&mut keys, rope, Heads { width: width - latent, rope_at: 0 }, positions)?;
+        self.append(cache, &self.concat(&latents, &keys)?)
+    }
 
     /// The positions that rows of indexer queries attend to.
     ///
@@ -369,6 +452,19 @@ pub trait Backend: Sync {
     }
     /// Σ over the chosen experts of weight · down(swiglu(gate x, up x)).
     fn experts(&self, experts: &Self::Experts, choice: &Self::Choice, x: &Self::Rows) -> Result<Self::Rows>;
+    /// [`Backend::experts`] of x, and what the shared expert gave, added to `stream`: stream + (Σ + shared), into `stream`.
+    fn add_experts(
+        &self,
+        stream: &mut Self::Rows,
+        experts: &Self::Experts,
+        choice: &Self::Choice,
+        x: &Self::Rows,
+        shared: &Self::Rows,
+    ) -> Result<()> {
+        let mut sum = self.experts(experts, choice, x)?;
+        self.add(&mut sum, shared)?;
+        self.add(stream, &sum)
+    }
 
     /// What the output head [V, w] says after each row; `asked [n]` are ids whose logits are wanted too.
     fn predict(&self, head: &Self::Weight, x: &Self::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>>;

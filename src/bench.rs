@@ -8,18 +8,18 @@ mod gpu;
 mod kernels;
 mod quantizing;
 mod scoring;
+mod scratch;
 mod synthetic;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::driver::Driver;
-use crate::backend::{Backend, Device, Mode, cuda, vulkan};
+use crate::backend::{Backend, Device, Mode, check_mode, cuda, vulkan};
 use crate::checkpoint::weight_files;
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
@@ -31,7 +31,10 @@ use crate::progress::Progress;
 use crate::report::{BenchMeasure, BenchReport, CheckStatus, VerifyReport};
 use crate::threads;
 use crate::verify::{Level, Options as VerifyOptions, TokenOptions, verify};
+use scratch::Scratch;
 use synthetic::{Contents, Synthetic};
+
+pub use scratch::remove_scratch;
 
 /// What a user asks for.
 #[derive(Debug, Clone)]
@@ -77,11 +80,11 @@ impl Options {
 
 /// Measures reading headers, surveying, and verifying payloads.
 pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, LEAST_BYTES, "at least 1M")?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     // As many workers as verifying has.
     let pool = threads::pool(limits::HASH_WORKERS * threads, &options.directory)?;
-    let scratch = Scratch::create(&options.directory)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     let container = scratch.path.join("payload");
     let synthetic = Synthetic::of_bytes(options.bytes(), threads);
     check_space(&container, synthetic.bytes()?)?;
@@ -101,14 +104,14 @@ pub fn quantize(rounds: usize) -> BenchReport {
 
 /// Measures quantizing alone, and whole conversions beside plain reads and writes of as many bytes.
 pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, LEAST_BYTES, "at least 1M")?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     let mut measures = Vec::new();
     if !options.whole_only {
         progress.step("quantizing");
         measures = quantize(options.rounds).measures;
     }
-    let scratch = Scratch::create(&options.directory)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     measures.extend(converting::measures(&scratch, options, progress)?);
     Ok(report("convert", threads, measures))
 }
@@ -120,7 +123,7 @@ fn several() -> Fault {
 
 /// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
 pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, LEAST_BYTES, "at least 1M")?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let threads = pool.current_num_threads();
     match options.device {
@@ -147,7 +150,7 @@ pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport
 /// Measures decoding: on the CPU with routed experts on demand, beside reading the disk and reading memory, on a GPU with
 /// all of them there, beside reading its memory.
 pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_DECODED_BYTES, "at least 24M, to decode")?;
+    check_options(options, LEAST_DECODED_BYTES, "at least 24M, to decode")?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let threads = pool.current_num_threads();
     let synthetic = Synthetic::model(options.decoded_bytes());
@@ -165,7 +168,7 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
         }
         Device::Several(_) => return Err(several().into()),
         Device::Reference | Device::Cpu => {
-            let scratch = Scratch::create(&options.directory)?;
+            let scratch = Scratch::create(&options.directory, progress)?;
             let container = scratch.path.join("model");
             let measures = pool.install(|| decoding::measures(&container, options, progress))?;
             report("decode", threads, measures)
@@ -176,7 +179,7 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
 
 /// Measures scoring requests that have much in common.
 pub fn score(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_size(options, LEAST_DECODED_BYTES, "at least 24M, to score")?;
+    check_options(options, LEAST_DECODED_BYTES, "at least 24M, to score")?;
     let bytes = match options.device.is_gpu() {
         true => options.decoded_bytes(),
         false => options.bytes(),
@@ -196,13 +199,14 @@ fn on_gpu<D: Driver>(gpu: &Gpu<D>, options: &Options, report: BenchReport) -> Be
 /// The smallest size of what else is measured: a smaller one measures nothing.
 const LEAST_BYTES: u64 = 1 << 20;
 
-fn check_size(options: &Options, least: u64, expected: &'static str) -> Result<()> {
+/// Refuses a size that is too small, and a mode that the device does not have.
+fn check_options(options: &Options, least: u64, expected: &'static str) -> Result<()> {
     match options.bytes {
         Some(bytes) if bytes < least => {
             let (flag, found) = ("--size", bytes.to_string());
             Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
         }
-        _ => Ok(()),
+        _ => check_mode(options.device, options.mode),
     }
 }
 
@@ -238,45 +242,6 @@ fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchRep
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|text| text.trim().to_owned()),
         threads: threads as u64,
         measures,
-    }
-}
-
-/// The directories of runs that are not over.
-static SCRATCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Removes what runs have made that are not over, for whoever ends the program now. They may still be writing, so it is
-/// tried until nothing is left, for a second at most.
-pub fn remove_scratch() {
-    let open = SCRATCH.lock().map(|open| open.clone()).unwrap_or_default();
-    for _ in 0..100 {
-        open.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
-        if open.iter().all(|path| path.symlink_metadata().is_err()) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A directory that is removed when the run is over.
-struct Scratch {
-    path: PathBuf,
-}
-
-impl Scratch {
-    fn create(parent: &Path) -> Result<Scratch> {
-        let path = parent.join(format!("coliconv-bench-{}", std::process::id()));
-        std::fs::create_dir_all(parent).map_err(|e| Fault::io("create the directory", parent, e))?;
-        if let Ok(mut open) = SCRATCH.lock() {
-            open.push(path.clone());
-        }
-        std::fs::create_dir(&path).map_err(|e| Fault::io("create the directory", &path, e))?;
-        Ok(Scratch { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 

@@ -151,6 +151,11 @@ impl Faults {
         self.0.iter()
     }
 
+    /// The same number of others.
+    pub fn map(self, of: impl Fn(Fault) -> Fault) -> Faults {
+        Faults(self.0.into_iter().map(of).collect())
+    }
+
     /// The faults; at least one.
     pub fn into_vec(self) -> Vec<Fault> {
         self.0

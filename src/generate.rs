@@ -16,13 +16,13 @@ use crate::config::{CONFIG_FILE, Config, stop_ids};
 use crate::container::manifest::Manifest;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
-use crate::model::Model;
 use crate::model::chat::{ChatTemplate, Message};
 use crate::model::detokenize::Detokenizer;
 use crate::model::drafting::Decoding;
 use crate::model::ending::{StopReason, repetition};
 use crate::model::sampler::Sampler;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
+use crate::model::{Loaded, Model};
 use crate::report::{DeviceExperts, Experts, Finding, GenerateDraft, GenerateReport, GenerateStop, GpuRun, Severity};
 use crate::score::encode::{PrefixChoice, prefix, prefixed};
 use crate::score::identity::sha256_of;
@@ -81,6 +81,13 @@ pub struct Options {
     pub memory: Option<u64>,
     /// Memory of a GPU for the model, in bytes; by default what is free.
     pub device_memory: Option<u64>,
+}
+
+impl Options {
+    /// What of the model is loaded.
+    fn loaded(&self) -> Loaded {
+        Loaded::for_drafts(self.drafts > 0)
+    }
 }
 
 /// Told what a run does and says.
@@ -279,7 +286,7 @@ impl Work for Started<'_> {
 impl Run<'_> {
     fn on<B: Backend>(&self, backend: &B, started: Instant) -> Result<Said, Faults> {
         self.watch.phase("loading the model");
-        let model = Model::load(self.weights, backend)?;
+        let model = Model::load_parts(self.weights, backend, self.options.loaded())?;
         let (loading, loaded) = (started.elapsed().as_secs_f64(), Instant::now());
         self.watch.phase("generating");
         let mut said = self.decode(&model, loaded).map_err(|fault| self.placed(fault))?;

@@ -29,7 +29,7 @@ pub mod tokenizer;
 use crate::backend::{Backend, Places, Prediction};
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
-use crate::roles::Pass;
+use crate::roles::{Pass, Role};
 use crate::weights::Weights;
 
 use embedding::{Embedding, OutputHead};
@@ -41,6 +41,31 @@ use mtp::Mtp;
 
 /// Rows of one pass through the layers; longer texts go in pieces. The results are the same for any number.
 pub const CHUNK_ROWS: usize = 512;
+
+/// Which parts of a model are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loaded {
+    /// Everything that is there.
+    Whole,
+    /// Everything but the MTP head: nobody asks for a draft.
+    WithoutMtp,
+}
+
+impl Loaded {
+    /// What a run needs that drafts, or does not.
+    pub fn for_drafts(drafts: bool) -> Loaded {
+        if drafts { Loaded::Whole } else { Loaded::WithoutMtp }
+    }
+
+    /// Whether the model computes with weights of this role. The indexer that a shared layer may carry is never used.
+    pub fn uses(self, role: &Role) -> bool {
+        match role.pass {
+            Pass::Main => true,
+            Pass::Mtp => self == Loaded::Whole,
+            Pass::Indexer => !role.optional,
+        }
+    }
+}
 
 /// A model on a backend.
 pub struct Model<'b, B: Backend> {
@@ -57,11 +82,16 @@ impl<'b, B: Backend> Model<'b, B> {
     /// Loads every weight and uploads it. Without any weight of the MTP layer the model drafts nothing; without any of an
     /// indexer it attends densely. A part that is there must be whole.
     pub fn load(weights: &dyn Weights, backend: &'b B) -> Result<Model<'b, B>, Faults> {
+        Model::load_parts(weights, backend, Loaded::Whole)
+    }
+
+    /// Loads these parts alone: what is left out is not looked at, and the model is one without it.
+    pub fn load_parts(weights: &dyn Weights, backend: &'b B, loaded: Loaded) -> Result<Model<'b, B>, Faults> {
         let loader = Loader::new(weights, backend);
         let config = weights.config().clone();
         let has_indexers = loader.has_any(Pass::Indexer);
         let layers = (0..config.num_hidden_layers).map(|layer| DecoderLayer::load(&loader, layer, has_indexers));
-        let mtp_layer = config.mtp_layer().filter(|_| loader.has_any(Pass::Mtp));
+        let mtp_layer = config.mtp_layer().filter(|_| loaded == Loaded::Whole && loader.has_any(Pass::Mtp));
         Ok(Model {
             backend,
             embedding: Embedding::load(&loader)?,
@@ -83,7 +113,7 @@ impl<'b, B: Backend> Model<'b, B> {
         &self.config
     }
 
-    /// Whether it has an MTP head.
+    /// Whether it has an MTP head that is loaded.
     pub fn has_mtp(&self) -> bool {
         self.mtp.is_some()
     }
@@ -281,6 +311,12 @@ mod tests {
         ] {
             assert!(name.contains(message) && name.contains("the tensor is missing"), "{name}");
         }
+        // A head that is left out need not be whole.
+        let damaged = Synthetic::new(json!({})).only(|name| name != "model.layers.4.hnorm.weight");
+        let model = Model::load_parts(&damaged, &backend, Loaded::WithoutMtp).unwrap();
+        assert!(!model.has_mtp());
+        let whole = load(|_| true).unwrap();
+        assert_eq!(model.teacher_forced(&[1, 2, 3], None).unwrap(), whole.teacher_forced(&[1, 2, 3], None).unwrap());
     }
 
     #[test]

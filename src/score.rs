@@ -34,12 +34,11 @@ use std::time::Instant;
 
 use crate::backend::{Device, Mode, check_mode};
 use crate::checkpoint::weight_files;
-use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::is_same_file;
 use crate::model::memory::Allowed;
 use crate::model::tokenizer::{TOKENIZER_FILE, Tokenizer};
-use crate::model::{check_memory, plain_bytes};
+use crate::model::{Loaded, check_memory, plain_bytes};
 use crate::part::Part;
 use crate::report::{Finding, ScoreReport, Severity};
 use crate::threads;
@@ -119,6 +118,11 @@ impl Options {
     fn device(&self) -> Device {
         self.device.unwrap_or(Device::Cpu)
     }
+
+    /// What of the model is loaded at most: only what it generates is drafted.
+    fn loaded(&self) -> Loaded {
+        Loaded::for_drafts(self.probes)
+    }
 }
 
 /// Scores a container or a checkpoint.
@@ -138,8 +142,9 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let plan = match (options.finish, options.device()) {
         (true, _) => None,
         (false, Device::Reference) => {
-            let models = 1 + u64::from(with_baseline_model);
-            check_memory(path, plain_bytes(&config).saturating_mul(models), options.memory)?;
+            let baseline = plain_bytes(&config, Loaded::WithoutMtp).saturating_mul(u64::from(with_baseline_model));
+            let needed = plain_bytes(&config, options.loaded()).saturating_add(baseline);
+            check_memory(path, needed, options.memory)?;
             None
         }
         (false, device) => {
@@ -147,8 +152,9 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
             // The prefix is a few tokens more; a model that is the baseline has the same config but for its formats.
             let longest = inputs.iter().map(|input| input.longest).max().unwrap_or(0) + probes::MAX_TOKENS as u64;
             let longest = config.max_position_embeddings.map_or(longest, |limit| longest.min(limit));
-            let models: Vec<(&Path, &Config)> =
-                std::iter::once(path).chain(baseline).map(|path| (path, &config)).collect();
+            let baseline = baseline.map(|baseline| (baseline, &config, Loaded::WithoutMtp));
+            let models: Vec<memory::Part<'_>> =
+                std::iter::once((path, &config, options.loaded())).chain(baseline).collect();
             match device {
                 device if device.is_gpu() => {
                     let allowed = Allowed { memory: options.memory, device: options.device_memory };
@@ -302,6 +308,8 @@ struct Compared {
     /// What the scored model is, where it is known.
     model_kind: Option<String>,
     model_sha256: String,
+    /// How its sums were formed.
+    mode: String,
     /// Marks the records that were compared with it.
     tag: String,
     source: Source,
@@ -319,10 +327,12 @@ impl Job<'_> {
         if out::has_results(path) {
             let stored = results::Stored::open(&path.join(results::RESULTS_FILE), own, self.inputs)?;
             let model_sha256 = stored.binding.model.clone();
-            let tag = format!("{} {model_sha256}", summary::TOP_METHOD);
+            let mode = stored.binding.mode().to_owned();
+            let rounded = if mode == <&str>::from(Mode::Exact) { String::new() } else { format!(" {mode}") };
+            let tag = format!("{} {model_sha256}{rounded}", summary::TOP_METHOD);
             let source = Source::Results(Box::new(stored));
             let (path, model_kind) = (path.to_owned(), out::scored_kind(path, &model_sha256));
-            return Ok(Compared { path, kind: "results", model_kind, model_sha256, tag, source });
+            return Ok(Compared { path, kind: "results", model_kind, model_sha256, mode, tag, source });
         }
         if path.is_dir() && weight_files(path).is_ok_and(|names| names.is_empty()) {
             return Err(Fault::new(Place::file(path), FaultKind::BaselineEmpty).into());
@@ -339,7 +349,8 @@ impl Job<'_> {
         let model_sha256 = identity.model_sha256;
         let tag = format!("{} {model_sha256}", summary::EXACT_METHOD);
         let (path, source, model_kind) = (path.to_owned(), Source::Model(model), Some(kind.to_owned()));
-        Ok(Compared { path, kind, model_kind, model_sha256, tag, source })
+        let mode = <&str>::from(self.options.mode).to_owned();
+        Ok(Compared { path, kind, model_kind, model_sha256, mode, tag, source })
     }
 
     /// Whether row `count`, from 1, of all inputs belongs to the part that is run.

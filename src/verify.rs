@@ -32,7 +32,7 @@ use stage::Stage;
 use weights::Opened;
 
 pub use tokens::{
-    FAST_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, OWN_REFERENCE, TokenOptions, logprob_tolerance, positions,
+    FAST_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, OF_SOURCE, OWN_REFERENCE, TokenOptions, logprob_tolerance, positions,
 };
 
 /// How far to go.

@@ -72,6 +72,21 @@ impl Matrix {
     }
 }
 
+impl Matrix {
+    /// The rows of this matrix, then those of another, as one; both back if they are not stored alike, or if blocks of rows would
+    /// not be whole where they meet.
+    pub fn above(self, other: Matrix) -> std::result::Result<Matrix, [Matrix; 2]> {
+        let blocks = self.format != Format::Fp8E4m3B128 || self.rows.is_multiple_of(SCALE_BLOCK as usize);
+        if (self.columns, self.format) != (other.columns, other.format) || !blocks {
+            return Err([self, other]);
+        }
+        let Matrix { rows, columns, format, mut codes, mut scales } = self;
+        codes.extend_from_slice(&other.codes);
+        scales.extend_from_slice(&other.scales);
+        Ok(Matrix { rows: rows + other.rows, columns, format, codes, scales })
+    }
+}
+
 /// Where a model's weights come from.
 pub trait Weights: Sync {
     /// The model's config.

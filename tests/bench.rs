@@ -131,11 +131,11 @@ fn kernels_of_gpus_are_measured_against_their_limits() {
             let report = on_gpu(device, &["kernels", "--size", "1M", "--only", only], directory.path())?;
             Some(report["measures"].as_array().unwrap().clone())
         };
-        let Some(few) = measures("int4-grouped(64) [128, 384], 1 rows") else { continue };
+        let Some(few) = measures("int4-grouped(64) [128, 384], 1 row") else { continue };
         let names: Vec<&str> = few.iter().map(|measure| measure["name"].as_str().unwrap()).collect();
         let of = "int4-grouped(64)";
         let shape = format!("{of} [128, 384]");
-        let expected = [format!("{of}, read"), format!("{shape}, read a matrix a launch"), format!("{shape}, 1 rows")];
+        let expected = [format!("{of}, read"), format!("{shape}, read a matrix a launch"), format!("{shape}, 1 row")];
         assert_eq!(names, expected);
         // As many matrices as make up 1M: 16 bytes and a scale for each 32 weights.
         let bytes = 128 * (384 / 2 + 4 * 384 / 64);
@@ -191,6 +191,32 @@ fn what_a_gpu_cannot_measure_is_refused() {
     assert_eq!(refused(&["kernels", "--only", "int4"])["kind"], "flag-needs");
     assert_eq!(refused(&["decode", "--only", "int4", "--device", "vulkan"])["kind"], "flag-needs");
     assert_eq!(refused(&["score", "--size", "23M"])["kind"], "flag-value");
+    for target in ["kernels", "decode", "score", "inspect", "convert"] {
+        let found = refused(&[target, "--mode", "fast"]);
+        assert_eq!(found["message"], "--mode fast is not available on cpu");
+    }
+}
+
+/// As everywhere else, a device without kernels for the fast mode is refused by name, and one with them scores in it.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_fast_mode_is_measured_where_there_is_one() {
+    let directory = TempDir::new().unwrap();
+    let ran = |settings: &[(&str, &str)], target: &str| -> (Option<i32>, Value) {
+        let mut command = support::emulated_cuda::coliconv(support::emulated_cuda::folder(), settings);
+        let flags =
+            ["--size", "24M", "--rounds", "1", "--mode", "fast", "--device", "cuda", "--json", "--quiet", "--dir"];
+        let output = command.args(["bench", target]).args(flags).arg(directory.path()).output().unwrap();
+        (output.status.code(), serde_json::from_slice(&output.stdout).unwrap())
+    };
+    for target in ["kernels", "decode", "score"] {
+        let (code, document) = ran(&[("EMULATED_CUDA_CAPABILITY", "75")], target);
+        let message = document["refused"][0]["message"].as_str().unwrap();
+        assert!(code == Some(2) && message.starts_with("--mode fast is not available on "), "{document}");
+    }
+    let (code, report) = ran(&[], "score");
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
 /// What the device has no memory for is refused with sizes, before anything is made.

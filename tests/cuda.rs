@@ -66,6 +66,7 @@ fn every_failure_is_told() {
         ("FAIL", "cuMemAllocHost_v2=2@2"),
         ("FAIL", "cuEventCreate=999"),
         ("FAIL", "cuMemAlloc_v2=2@5"),
+        ("FAIL", "cuMemAlloc_v2=2@72"),
         ("FAIL", "cuMemAlloc_v2=1@5"),
         ("FAIL", "cuMemcpyHtoDAsync_v2=1@3"),
         ("FAIL", "cuModuleLoadData=222"),
@@ -181,7 +182,6 @@ fn wrong_kernels_are_noticed() {
             buffers: &[&x, &y],
             constants: &[what],
             shared_bytes: 0,
-            early: false,
         };
         cuda.launch(&launch).unwrap();
         let mut back = vec![0; 1024];
@@ -210,7 +210,6 @@ fn wrong_kernels_are_noticed() {
         buffers: &[&x, &y],
         constants: &[9],
         shared_bytes: 0,
-        early: false,
     })
     .unwrap();
     back.fill(0);

@@ -16,8 +16,8 @@ use coliconv::error::FaultKind;
 use coliconv::experts::{Counters, Options};
 use coliconv::io::anonymous_bytes;
 use coliconv::isa::Isa;
-use coliconv::model::Model;
 use coliconv::model::memory::{Needs, share};
+use coliconv::model::{Loaded, Model};
 use coliconv::recipe::Settings;
 use coliconv::report::{CheckStatus, VerifyReport};
 use coliconv::roles::Pass;
@@ -56,7 +56,7 @@ fn said(weights: &dyn Weights, options: Options, threads: usize) -> (Vec<u64>, V
 
 /// Memory of all experts of a model, and of one at least with what its readers need.
 fn bounds(directory: &Path) -> (u64, u64) {
-    let needs = Needs::of(directory, &Config::read(directory).unwrap(), 64, 64);
+    let needs = Needs::of(directory, &Config::read(directory).unwrap(), Loaded::Whole, 64, 64);
     let least = share(std::slice::from_ref(&needs), Some(needs.fixed() + needs.experts_at_least)).unwrap();
     (needs.experts + needs.experts_at_least, least[0].budget_bytes)
 }
@@ -148,7 +148,8 @@ fn a_file_that_is_cut_or_replaced_under_a_running_model() {
 #[test]
 fn verify_tells_what_reading_took_and_refuses_too_little() {
     let directory = nano();
-    let needs = Needs::of(directory.path(), &Config::read(directory.path()).unwrap(), 128, 128);
+    let config = Config::read(directory.path()).unwrap();
+    let needs = Needs::of(directory.path(), &config, Loaded::Whole, 128, 128);
     let least = needs.fixed() + needs.experts_at_least;
     let reference = fixture("nano").join("expected/tokens-g64-mtp-indexer.json");
     let report = |memory: u64| -> VerifyReport {

@@ -294,6 +294,13 @@ fn experts_are_in_tiers_on_each_gpu() {
     assert_eq!((code, &refusal["refused"][0]["kind"]), (Some(2), &"gpus-memory".into()), "{refusal:#}");
     let message = refusal["refused"][0]["message"].as_str().unwrap();
     assert!(message.contains("of which 6144000 may be taken"), "{message}");
+    // What is said to be enough is, and no less.
+    let (_, least) = message.strip_suffix(" would do").unwrap().split_once("; --device-memory ").unwrap();
+    let (code, report, _) = generated("cuda:0,1", &["--device-memory", least]);
+    assert_eq!((code, &report["ids"]), (Some(0), &whole["ids"]), "{report:#}");
+    let less = (least.parse::<u64>().unwrap() - 1).to_string();
+    let (code, refusal, _) = generated("cuda:0,1", &["--device-memory", &less]);
+    assert_eq!((code, &refusal["refused"][0]["kind"]), (Some(2), &"gpus-memory".into()), "{refusal:#}");
     for (device, kilobytes, drafts) in [("cuda:0,1", 9000, "1"), ("cuda:0,1", 9800, "0"), ("cuda:0,0,2", 8200, "0")] {
         let (code, report, said) = generated(device, &["--device-memory", &format!("{kilobytes}K"), "--draft", drafts]);
         assert_eq!((code, &report["ids"]), (Some(0), &whole["ids"]), "{report:#}{said}");

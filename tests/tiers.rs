@@ -93,8 +93,11 @@ fn texts_are_the_same_whichever_tier_an_expert_comes_from() {
     for device in devices {
         let (code, whole) = on(&["--device", device]);
         assert_eq!((code, &whole["device_experts"], &whole["experts"]), (0, &Value::Null, &Value::Null), "{whole:#}");
-        let least = least(model.path(), device, on);
+        let of_drafts = |drafts: &str| least(model.path(), device, |more| on(&[more, &["--draft", drafts]].concat()));
+        // What does not draft has no MTP head on the device.
+        assert!(of_drafts("0") + (1 << 17) < of_drafts("1") && of_drafts("1") == of_drafts("2"));
         for (more, drafts) in [(0, "0"), (0, "2"), (1 << 19, "1"), (1 << 21, "0")] {
+            let least = of_drafts(drafts);
             let memory = (least + more).to_string();
             let (code, few) = on(&["--device", device, "--device-memory", &memory, "--draft", drafts]);
             assert_eq!((code, &few["ids"]), (0, &whole["ids"]), "{device} {more}: {few:#}");
@@ -106,7 +109,7 @@ fn texts_are_the_same_whichever_tier_an_expert_comes_from() {
             assert_eq!(number(&few, "/experts/requests"), of("uploads"), "{few:#}");
             assert!(number(&few, "/gpu/dispatches") > 100 && number(&few, "/gpu/fallbacks") == 0);
         }
-        let (code, refusal) = on(&["--device", device, "--device-memory", &(least - 1).to_string()]);
+        let (code, refusal) = on(&["--device", device, "--device-memory", &(of_drafts("0") - 1).to_string()]);
         assert_eq!((code, &refusal["refused"][0]["kind"]), (2, &"gpu-memory-limit".into()), "{refusal:#}");
     }
 }
@@ -116,7 +119,7 @@ fn texts_are_the_same_whichever_tier_an_expert_comes_from() {
 fn neither_the_order_of_copies_nor_the_memory_changes_a_token() {
     let model = nano();
     let (_, whole) = generated(&[], model.path(), &["--device", "cuda"]);
-    let least = least(model.path(), "cuda", |more| generated(&[], model.path(), more));
+    let least = least(model.path(), "cuda", |more| generated(&[], model.path(), &[more, &["--draft", "1"]].concat()));
     let device_memory = (least + (1 << 18)).to_string();
     let few = ["--device", "cuda", "--draft", "1", "--device-memory", &device_memory];
     let (code, early) = generated(&[("EMULATED_CUDA_COPIES", "early")], model.path(), &few);

@@ -9,12 +9,13 @@
 // Lists: for each row where its list begins in the buffer and how many entries it has, then the lists; a beginning of WHOLE
 // stands for 0, 1, 2, … without a list.
 //
-// Versions: 1, splits of 256 entries, eight heads a group (this one).
+// Versions: 1, splits of 256 entries, eight heads a group. 2, splits of 64: a row alone gives more groups (this one).
 #include "common.cuh"
 
-#define SPLIT 256u
+#define SPLIT 64u
 #define HEADS 8u
 #define AT_ONCE 4u
+#define DEPTHS 3u  // dimensions of a lane that are read before any is multiplied
 #define WHOLE 0xffffffffu
 
 struct AttendConstants {
@@ -26,9 +27,9 @@ struct AttendConstants {
 
 // Groups: x splits, y tiles of 8 heads, z rows. partial [rows, H, splits, latent + 2].
 KERNEL(256, attend)
-(const float* __restrict__ query, const float* __restrict__ cache, const u32* __restrict__ lists,
- float* __restrict__ partial, AttendConstants c) {
+(const float* query, const float* cache, const u32* lists, float* partial, AttendConstants c) {
     __shared__ float weights[HEADS][SPLIT];
+    begin();
     const u32 row = c.first_row + blockIdx.z;
     const u32 begin = lists[2 * row], count = lists[2 * row + 1];
     const u32 first = blockIdx.x * SPLIT;
@@ -49,16 +50,23 @@ KERNEL(256, attend)
             keys[e] = cache + (size_t)(begin == WHOLE ? at : lists[begin + at]) * c.width;
         }
         float sum[HEADS][AT_ONCE] = {};
-        for (u32 d = lane; d < c.width; d += LANES) {
-            float key[AT_ONCE];
+        for (u32 first_d = lane; first_d < c.width; first_d += DEPTHS * LANES) {
+            float key[DEPTHS][AT_ONCE], value[DEPTHS][HEADS];
 #pragma unroll
-            for (u32 e = 0; e < AT_ONCE; e++) key[e] = keys[e][d];
+            for (u32 k = 0; k < DEPTHS; k++) {
+                const u32 d = first_d + k * LANES;
+                const bool here = d < c.width;
 #pragma unroll
-            for (u32 h = 0; h < HEADS; h++) {
-                const float value = q[h][d];
+                for (u32 e = 0; e < AT_ONCE; e++) key[k][e] = here ? keys[e][d] : 0.0f;
 #pragma unroll
-                for (u32 e = 0; e < AT_ONCE; e++) sum[h][e] = fmaf(value, key[e], sum[h][e]);
+                for (u32 h = 0; h < HEADS; h++) value[k][h] = here ? q[h][d] : 0.0f;
             }
+#pragma unroll
+            for (u32 k = 0; k < DEPTHS; k++)
+#pragma unroll
+                for (u32 h = 0; h < HEADS; h++)
+#pragma unroll
+                    for (u32 e = 0; e < AT_ONCE; e++) sum[h][e] = fmaf(value[k][h], key[k][e], sum[h][e]);
         }
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++)
@@ -92,6 +100,7 @@ KERNEL(256, attend)
     // Σ weight · latent, a thread a column
     for (u32 column = threadIdx.x; column < c.latent; column += 256) {
         float sum[HEADS] = {};
+#pragma unroll 8
         for (u32 entry = 0; entry < entries; entry++) {
             const u32 at = first + entry;
             const float value = cache[(size_t)(begin == WHOLE ? at : lists[begin + at]) * c.width + column];
@@ -111,7 +120,8 @@ struct MergeConstants {
 
 // Groups: x tiles of 256 columns, y heads, z rows. context [rows, H, latent].
 KERNEL(256, merge)
-(const float* __restrict__ partial, const u32* __restrict__ lists, float* __restrict__ context, MergeConstants c) {
+(const float* partial, const u32* lists, float* context, MergeConstants c) {
+    begin();
     const u32 column = blockIdx.x * 256 + threadIdx.x;
     if (column >= c.latent) return;
     const u32 splits = parts(lists[2 * (c.first_row + blockIdx.z) + 1], SPLIT);

@@ -19,6 +19,23 @@ typedef signed char i8;
 // With registers for so many groups a multiprocessor.
 #define KERNEL_RESIDENT(threads, groups, name) extern "C" __global__ void __launch_bounds__(threads, groups) name
 
+// Waits for what the kernels before wrote.
+__device__ __forceinline__ void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel begin, up to where it waits.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Brings a line of 128 bytes nearer, before it is asked for: what nobody writes while kernels run may be asked for before begin().
+__device__ __forceinline__ void fetch_ahead(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
+
 // Σ over the 32 lanes of a warp, in every lane: pairs 16 apart, then 8, 4, 2, 1.
 __device__ __forceinline__ float warp_sum(float value) {
     for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(0xffffffffu, value, apart);
@@ -31,6 +48,14 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 #endif
+
+// The first thing that a kernel does: it may have been started before the one before has ended, and so may the next be. What is
+// read before this, nobody writes while kernels run; and what others wrote is nowhere declared __restrict__, because such loads
+// could come before the wait.
+__device__ __forceinline__ void begin() {
+    let_next_kernel_begin();
+    wait_for_kernels_before();
+}
 
 #define LANES 32u
 #define INFINITE __int_as_float(0x7f800000)

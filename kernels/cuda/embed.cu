@@ -13,6 +13,7 @@ struct EmbedConstants {
 template <class Coding>
 __device__ __forceinline__ void embed(const u32* codes, const float* scales, const u32* ids, float* out, EmbedConstants c) {
     const Weights w = {codes, scales, c.stride, c.row_scales, c.group_size};
+    begin();
     const u32 row = ids[blockIdx.y] - c.first_row;
     const u32 column = blockIdx.x * 256 + threadIdx.x;
     if (row >= c.rows || column >= c.columns) return;
@@ -21,8 +22,8 @@ __device__ __forceinline__ void embed(const u32* codes, const float* scales, con
 
 #define DEFINE(name, Coding)                                                                                      \
     KERNEL(256, embed_##name)                                                                                     \
-    (const u32* __restrict__ codes, const float* __restrict__ scales, const u32* __restrict__ ids,                \
-     float* __restrict__ out, EmbedConstants c) {                                                                 \
+    (const u32* __restrict__ codes, const float* __restrict__ scales, const u32* ids, float* out,                 \
+     EmbedConstants c) {                                                                                          \
         embed<Coding>(codes, scales, ids, out, c);                                                                \
     }
 EACH_CODING(DEFINE)

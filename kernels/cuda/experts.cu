@@ -25,6 +25,7 @@ template <class Coding, u32 R>
 __device__ __forceinline__ void experts(const u32* codes, const float* scales, const float* x, float* out, const u32* groups,
                                         const u32* place, ExpertsConstants c) {
     constexpr u32 OUTS = outputs_of_a_warp(R);
+    begin();
     // groups: how many experts, their numbers [most], where their slots begin [most + 1], slots
     if (blockIdx.y >= groups[0]) return;
     const u32* offsets = groups + 1 + c.most + blockIdx.y;
@@ -60,8 +61,8 @@ __device__ __forceinline__ void experts(const u32* codes, const float* scales, c
 
 #define DEFINE_ROWS(name, Coding, R)                                                                              \
     KERNEL(256, experts_##name##_##R)                                                                             \
-    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* __restrict__ x,                \
-     float* __restrict__ out, const u32* __restrict__ groups, const u32* __restrict__ place, ExpertsConstants c) { \
+    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* x, float* out,                 \
+     const u32* groups, const u32* place, ExpertsConstants c) {                                                   \
         experts<Coding, R>(codes, scales, x, out, groups, place, c);                                              \
     }
 #define DEFINE(name, Coding)        \

@@ -25,11 +25,11 @@ struct IndexScoresConstants {
 // A thread takes an entry and eight of 32 heads; dot products go along the dimensions in order, then the heads are added in
 // order.
 KERNEL(256, index_scores)
-(const float* __restrict__ q, const float* __restrict__ weights, const float* __restrict__ keys,
- const u32* __restrict__ lists, float* __restrict__ scores, IndexScoresConstants c) {
+(const float* q, const float* weights, const float* keys, const u32* lists, float* scores, IndexScoresConstants c) {
     __shared__ float key_tile[TILE][DEPTH + 1];
     __shared__ float q_tile[AT_ONCE][DEPTH];
     __shared__ float head_sums[4][TILE];
+    begin();
     const u32 row = c.first_row + blockIdx.y;
     const u32 begin = lists[2 * row], count = lists[2 * row + 1];
     const u32 first = blockIdx.x * TILE;
@@ -91,10 +91,11 @@ __device__ __forceinline__ u32 order_of(float score) {
 // The key of the last score that is chosen is found eight bits at a time, from the highest; then the list is gone through in
 // order.
 KERNEL(256, top_positions)
-(const float* __restrict__ scores, const u32* __restrict__ lists, u32* __restrict__ selection, TopPositionsConstants c) {
+(const float* scores, const u32* lists, u32* selection, TopPositionsConstants c) {
     __shared__ u32 histogram[256];
     __shared__ u32 sums[2][256];
     __shared__ u32 found[2];  // the key's bits so far, how many of the equal ones are chosen
+    begin();
     const u32 row = c.first_row + blockIdx.x, thread = threadIdx.x;
     const u32 begin = lists[2 * row], count = lists[2 * row + 1];
     const u32 to = 2 * c.rows + row * c.topk;

@@ -36,6 +36,12 @@ __device__ __forceinline__ void matmul(const u32* codes, const float* scales, co
         any |= here[o];
     }
     if (!any) return;
+    // The beginnings of its rows.
+    const u32 ahead = LANES * (threadIdx.x % LANES);
+#pragma unroll
+    for (u32 o = 0; o < OUTS; o++)
+        if (here[o] && ahead < c.stride) fetch_ahead(codes + (size_t)rows[o] * c.stride + ahead);
+    begin();
     const float* xs[R];
 #pragma unroll
     for (u32 r = 0; r < R; r++) xs[r] = x + (size_t)least(first_x + r, c.count - 1) * c.x_stride + head * c.x_head;
@@ -54,8 +60,8 @@ __device__ __forceinline__ void matmul(const u32* codes, const float* scales, co
 
 #define DEFINE_ROWS(name, Coding, R)                                                                              \
     KERNEL(256, matmul_##name##_##R)                                                                              \
-    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* __restrict__ x,                \
-     float* __restrict__ out, MatmulConstants c) {                                                                \
+    (const u32* __restrict__ codes, const float* __restrict__ scales, const float* x, float* out,                 \
+     MatmulConstants c) {                                                                                         \
         matmul<Coding, R>(codes, scales, x, out, c);                                                              \
     }
 #define DEFINE(name, Coding)        \

@@ -6,6 +6,7 @@ struct StreamConstants {
     u32 columns, row_scales, outputs;
     u32 first, count;  // rows of x: this launch's first, and all
     u32 x_stride, out_stride, out_at;
+    u32 split;  // outputs that go to `out`; those that follow go to `second`
     u32 weights_first;  // whether weights may be read while the kernel before still runs
 };
 
@@ -15,7 +16,7 @@ struct OfMatrix {
     const u32* codes;
     const float* scales;
     const float* rows_of_x;
-    float* out;
+    float *out, *second;
     const StreamConstants& c;
     const Pieces<MT, HOW>& pieces;
     u32 piece, rows, first;
@@ -35,15 +36,16 @@ struct OfMatrix {
     __device__ __forceinline__ Bricks matrix() const { return {codes, scales, pieces.bricks, c.row_scales}; }
     __device__ __forceinline__ void put(u32 r, u32 o, float sum) const {
         if (HOW == RANGES) out[((size_t)pieces.range(piece) * (c.count - c.first) + (first - c.first + r)) * c.outputs + o] = sum;
-        else out[(size_t)(first + r) * c.out_stride + c.out_at + o] = sum;
+        else if (o < c.split) out[(size_t)(first + r) * c.out_stride + c.out_at + o] = sum;
+        else second[(size_t)(first + r) * (c.outputs - c.split) + o - c.split] = sum;
     }
 };
 
 template <class Brick, u32 MT, u32 NT, u32 TERMS, Manner HOW>
 __device__ __forceinline__ void of_matrix(const u32* codes, const float* scales, const float* x, float* out,
-                                          const StreamConstants& c) {
+                                          float* second, const StreamConstants& c) {
     const Pieces<MT, HOW> pieces(c.columns, c.outputs);
-    OfMatrix<MT, 8 * NT / TERMS, HOW> work = {codes, scales, x, out, c, pieces, 0, 0, 0};
+    OfMatrix<MT, 8 * NT / TERMS, HOW> work = {codes, scales, x, out, second, c, pieces, 0, 0, 0};
     stream<Brick, MT, NT, TERMS, HOW>(work, c.columns, c.outputs, c.weights_first != 0);
 }
 

@@ -17,7 +17,8 @@ struct PeakConstants {
     float factor, term;
 };
 
-KERNEL(256, fma_peak)(float* __restrict__ out, PeakConstants c) {
+KERNEL(256, fma_peak)(float* out, PeakConstants c) {
+    begin();
     float x[CHAINS];
 #pragma unroll
     for (u32 k = 0; k < CHAINS; k++) x[k] = (float)k;

@@ -17,7 +17,7 @@
 __device__ constexpr u32 outputs_of_a_warp(u32 rows) { return rows == 1 ? 2 : 4; }
 
 // Eight columns of a row of x; those past its end are 0.
-__device__ __forceinline__ void eight_of_x(const float* __restrict__ x, u32 chunk, u32 columns, bool wide, float out[8]) {
+__device__ __forceinline__ void eight_of_x(const float* x, u32 chunk, u32 columns, bool wide, float out[8]) {
     const u32 at = 8 * chunk;
     if (wide && at + 8 <= columns) {
         const float4 a = *(const float4*)(x + at), b = *(const float4*)(x + at + 4);

@@ -21,7 +21,8 @@ struct ReadConstants {
 
 __device__ __forceinline__ u32 sum_of(uint4 piece) { return piece.x + piece.y + piece.z + piece.w; }
 
-KERNEL(256, read)(const uint4* __restrict__ words, u32* __restrict__ sums, ReadConstants c) {
+KERNEL(256, read)(const uint4* __restrict__ words, u32* sums, ReadConstants c) {
+    begin();
     const uint4* from = words + c.first;
     const u32 thread = threadIdx.x, tiles = parts(c.count, TILE);
     u32 sum = 0;

@@ -12,13 +12,13 @@
 
 #define BUFFERS                                                                                    \
     (const u32* __restrict__ codes, const float* __restrict__ scales, const float* x, \
-     float* out, StreamConstants c)
+     float* out, float* second, StreamConstants c)
 #define DEFINE(name, Brick)                                                                                               \
-    KERNEL_RESIDENT(256, 3, stream_narrow_##name##_2) BUFFERS { of_matrix<Brick, 1, 1, 3, WHOLE>(codes, scales, x, out, c); } \
-    KERNEL_RESIDENT(256, 3, fast_narrow_##name##_8) BUFFERS { of_matrix<Brick, 1, 1, 1, WHOLE>(codes, scales, x, out, c); }   \
-    KERNEL_RESIDENT(256, 2, stream_##name##_2) BUFFERS { of_matrix<Brick, 2, 1, 3, WHOLE>(codes, scales, x, out, c); }        \
-    KERNEL_RESIDENT(256, 2, stream_ranges_##name##_2) BUFFERS { of_matrix<Brick, 2, 1, 3, RANGES>(codes, scales, x, out, c); } \
-    KERNEL_RESIDENT(256, 2, stream_ranges_##name##_8) BUFFERS { of_matrix<Brick, 1, 3, 3, RANGES>(codes, scales, x, out, c); } \
-    KERNEL_RESIDENT(256, 2, fast_##name##_8) BUFFERS { of_matrix<Brick, 2, 1, 1, WHOLE>(codes, scales, x, out, c); }          \
-    KERNEL_RESIDENT(256, 2, fast_ranges_##name##_8) BUFFERS { of_matrix<Brick, 2, 1, 1, RANGES>(codes, scales, x, out, c); }
+    KERNEL_RESIDENT(256, 3, stream_narrow_##name##_2) BUFFERS { of_matrix<Brick, 1, 1, 3, WHOLE>(codes, scales, x, out, second, c); } \
+    KERNEL_RESIDENT(256, 3, fast_narrow_##name##_8) BUFFERS { of_matrix<Brick, 1, 1, 1, WHOLE>(codes, scales, x, out, second, c); }   \
+    KERNEL_RESIDENT(256, 2, stream_##name##_2) BUFFERS { of_matrix<Brick, 2, 1, 3, WHOLE>(codes, scales, x, out, second, c); }        \
+    KERNEL_RESIDENT(256, 2, stream_ranges_##name##_2) BUFFERS { of_matrix<Brick, 2, 1, 3, RANGES>(codes, scales, x, out, second, c); } \
+    KERNEL_RESIDENT(256, 2, stream_ranges_##name##_8) BUFFERS { of_matrix<Brick, 1, 3, 3, RANGES>(codes, scales, x, out, second, c); } \
+    KERNEL_RESIDENT(256, 2, fast_##name##_8) BUFFERS { of_matrix<Brick, 2, 1, 1, WHOLE>(codes, scales, x, out, second, c); }          \
+    KERNEL_RESIDENT(256, 2, fast_ranges_##name##_8) BUFFERS { of_matrix<Brick, 2, 1, 1, RANGES>(codes, scales, x, out, second, c); }
 EACH_BRICK(DEFINE)

@@ -1,4 +1,4 @@
-// Tensor cores, bits of bf16, and kernels that begin before the one before has ended. For compute capability 8.0 and later.
+// Tensor cores and bits of bf16. For compute capability 8.0 and later.
 #pragma once
 #include "common.cuh"
 
@@ -39,20 +39,6 @@ __device__ __forceinline__ uint4 read_once(const u32* from) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(from));
     return v;
-}
-
-// Waits for what the kernels before wrote.
-__device__ __forceinline__ void wait_for_kernels_before() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Lets the next kernel begin, up to where it waits.
-__device__ __forceinline__ void let_next_kernel_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 // Shared memory of the size that a launch asks for.

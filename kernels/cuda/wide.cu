@@ -12,6 +12,7 @@ struct RoundConstants {
 
 // Thread 8·block + 2·step + k of a row has the columns of lanes 0 … 3 in that k of a step of a product. Terms are those of stage().
 KERNEL(256, round_rows)(const float* x, uint4* out, RoundConstants c) {
+    // In this order: what reads its results looks at the choice of experts before it waits.
     wait_for_kernels_before();
     let_next_kernel_begin();
     const u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
@@ -42,6 +43,7 @@ struct WideConstants {
     u32 columns, row_scales, outputs;
     u32 first, count;  // rows of x: this launch's first, and all; x has those from the first on
     u32 out_stride, out_at;
+    u32 split;   // outputs that go to `out`; those that follow go to `second`
     u32 ranges;  // that are left to sum_ranges; 0 if none are
 };
 
@@ -50,7 +52,7 @@ template <u32 ROWS>
 struct WideMatrix {
     const u32* codes;
     const float* scales;
-    float* out;
+    float *out, *second;
     const WideConstants& c;
 
     __device__ __forceinline__ u32 of_launch() const { return c.count - c.first; }
@@ -64,15 +66,19 @@ struct WideMatrix {
     __device__ __forceinline__ u32 row(u32 r) const { return begin() + r; }
     __device__ __forceinline__ Bricks matrix() const { return {codes, scales, parts(c.columns, BRICK_COLUMNS), c.row_scales}; }
     __device__ __forceinline__ void put(u32 r, u32 o, float sum) const {
-        if (c.ranges) out[((size_t)first() * of_launch() + begin() + r) * c.outputs + o] = sum;
-        else out[(size_t)(c.first + begin() + r) * c.out_stride + c.out_at + o] = sum;
+        const size_t row = begin() + r;
+        if (c.ranges) out[(first() * of_launch() + row) * c.outputs + o] = sum;
+        else if (o < c.split) out[(c.first + row) * c.out_stride + c.out_at + o] = sum;
+        else second[(c.first + row) * (c.outputs - c.split) + o - c.split] = sum;
     }
 };
 
-#define BUFFERS (const u32* __restrict__ codes, const float* __restrict__ scales, const uint4* x, float* out, WideConstants c)
+#define BUFFERS                                                                                                     \
+    (const u32* __restrict__ codes, const float* __restrict__ scales, const uint4* x, float* out, float* second,      \
+     WideConstants c)
 #define WIDE(name, Brick, ROWS, TERMS)                                                              \
     KERNEL_RESIDENT(256, 2, name##_##ROWS) BUFFERS {                                                \
-        wide<Brick, ROWS, TERMS>(WideMatrix<ROWS>{codes, scales, out, c}, x, c.columns, c.outputs); \
+        wide<Brick, ROWS, TERMS>(WideMatrix<ROWS>{codes, scales, out, second, c}, x, c.columns, c.outputs); \
     }
 #define DEFINE(name, Brick)                   \
     WIDE(stream_wide_##name, Brick, 16, 3)    \

@@ -56,9 +56,6 @@ __device__ __forceinline__ u64 columns_at(const uint4* at) {
     return (u64)((u32)__cvta_generic_to_shared(at) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
-// Brings a line of memory nearer that is read soon.
-__device__ __forceinline__ void read_soon(const u32* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-
 // Sixteen bytes to shared memory, some time before copies_wait().
 __device__ __forceinline__ void copy_16(uint4* to, const uint4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
@@ -247,7 +244,7 @@ __device__ __forceinline__ void wide(const Work& work, const uint4* x, u32 colum
             reader.read_scales(columns - BRICK_COLUMNS * (brick + 1));
             // the brick after that: where there are few, it costs more than it gains
             if (all > SLOTS && brick + 2 < bricks && lane < 4 * Brick::PLANES)
-                read_soon(reader.codes[0] + Brick::PLANES * PLANE_WORDS + 28 * lane);
+                fetch_ahead(reader.codes[0] + Brick::PLANES * PLANE_WORDS + 28 * lane);
         }
         add_wide<Brick, N>(reader, scales, columns_at(staged + stage * (32 * N)), magic, again, sums);
         if (brick + 1 < end_of_range && again) continue;

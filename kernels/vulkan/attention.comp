@@ -2,7 +2,7 @@
 #version 450
 #include "common.glsl"
 
-const uint SPLIT = 256;
+const uint SPLIT = 64;
 const uint WHOLE = 0xffffffffu;
 
 #ifdef KERNEL_ATTEND

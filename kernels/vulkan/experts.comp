@@ -31,6 +31,7 @@ void main() {
     [[unroll]] for (uint o = 0; o < OUTS; o++) row_of[o] = min(first_output + o, c.outputs - 1);
     for (uint first = begin; first < end; first += ROWS) {
         if (THREAD < ROWS) x_at[THREAD] = groups[slots + min(first + THREAD, end - 1)] / c.divisor * c.columns;
+        rows_here = min(ROWS, end - first);
         product(w, c.columns, c.columns % 4 == 0);
         if (THREAD % LANES == 0) {
             [[unroll]] for (uint r = 0; r < ROWS; r++) {

@@ -31,6 +31,7 @@ void main() {
         row_of[o] = here[o] ? row - c.first_row : 0;
     }
     if (THREAD < ROWS) x_at[THREAD] = min(first_x + THREAD, c.count - 1) * c.x_stride + head * c.x_head;
+    rows_here = min(ROWS, c.count - first_x);
     product(w, c.columns, c.x_stride % 4 == 0 && c.x_head % 4 == 0);
     if (THREAD % LANES != 0) return;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {

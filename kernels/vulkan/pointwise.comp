@@ -2,7 +2,7 @@
 #version 450
 #include "common.glsl"
 
-#if defined(KERNEL_RMS_NORM) || defined(KERNEL_LAYER_NORM)
+#if defined(KERNEL_RMS_NORM) || defined(KERNEL_ADD_NORM) || defined(KERNEL_LAYER_NORM) || defined(KERNEL_KEEP)
 #include "sums.glsl"
 
 shared float warps_of[WARPS];
@@ -38,6 +38,30 @@ void main() {
 }
 #endif
 
+#ifdef KERNEL_ADD_NORM
+WRITES(0, X, float x);
+READS(1, Y, float y);
+READS(2, Weight, float weight);
+WRITES(3, Out, float values_out);
+
+CONSTANTS {
+    uint width;
+    float eps;
+} c;
+
+void main() {
+    const uint row = gl_WorkGroupID.x * c.width;
+    float square = 0.0;
+    for (uint i = THREAD; i < c.width; i += 256) {
+        const float value = x[row + i] + y[row + i];
+        x[row + i] = value;
+        square = fma(value, value, square);
+    }
+    const float factor = 1.0 / sqrt(group_sum(square) / float(c.width) + c.eps);
+    for (uint i = THREAD; i < c.width; i += 256) values_out[row + i] = x[row + i] * factor * weight[i];
+}
+#endif
+
 #ifdef KERNEL_LAYER_NORM
 READS(0, X, float x);
 READS(1, Weight, float weight);
@@ -62,6 +86,14 @@ void main() {
 }
 #endif
 
+#if defined(KERNEL_ROPE) || defined(KERNEL_KEEP)
+// A pair turned by turn = cos a, sin a.
+vec2 turned(vec2 pair, vec2 turn) {
+    precise const float from_b = pair.y * turn.y, from_a = pair.x * turn.y;
+    return vec2(fma(pair.x, turn.x, -from_b), fma(pair.y, turn.x, from_a));
+}
+#endif
+
 #ifdef KERNEL_ROPE
 WRITES(0, X, float x);
 READS(1, Turns, float turns);
@@ -74,12 +106,50 @@ void main() {
     const uint at = gl_WorkGroupID.x * 256 + THREAD, row = gl_WorkGroupID.y;
     if (at >= c.heads * c.pairs) return;
     const uint head = at / c.pairs, pair = at % c.pairs;
-    const uint values = row * c.width + head * c.head_width + c.rope_at + 2 * pair;
-    const uint turn = (row * c.pairs + pair) * 2;
-    const float a = x[values], b = x[values + 1], cosine = turns[turn], sine = turns[turn + 1];
-    precise const float from_b = b * sine, from_a = a * sine;
-    x[values] = fma(a, cosine, -from_b);
-    x[values + 1] = fma(b, cosine, from_a);
+    const uint values = row * c.width + head * c.head_width + c.rope_at + 2 * pair, turn = (row * c.pairs + pair) * 2;
+    const vec2 result = turned(vec2(x[values], x[values + 1]), vec2(turns[turn], turns[turn + 1]));
+    x[values] = result.x;
+    x[values + 1] = result.y;
+}
+#endif
+
+#ifdef KERNEL_KEEP
+WRITES(0, Q, float q);
+READS(1, Kv, float kv);
+READS(2, Weight, float weight);
+READS(3, Turns, float turns);
+WRITES(4, Cache, float cache);
+
+CONSTANTS {
+    uint q_width, head_width, rope_at, pairs, heads;
+    uint latent;
+    uint first;
+    float eps;
+} c;
+
+void main() {
+    const uint row = gl_WorkGroupID.y;
+    if (gl_WorkGroupID.x > 0) {
+        const uint at = (gl_WorkGroupID.x - 1) * 256 + THREAD;
+        if (at >= c.heads * c.pairs) return;
+        const uint head = at / c.pairs, pair = at % c.pairs;
+        const uint values = row * c.q_width + head * c.head_width + c.rope_at + 2 * pair, turn = (row * c.pairs + pair) * 2;
+        const vec2 result = turned(vec2(q[values], q[values + 1]), vec2(turns[turn], turns[turn + 1]));
+        q[values] = result.x;
+        q[values + 1] = result.y;
+        return;
+    }
+    const uint width = c.latent + 2 * c.pairs, from = row * width, to = (c.first + row) * width;
+    float square = 0.0;
+    for (uint i = THREAD; i < c.latent; i += 256) square = fma(kv[from + i], kv[from + i], square);
+    const float factor = 1.0 / sqrt(group_sum(square) / float(c.latent) + c.eps);
+    for (uint i = THREAD; i < c.latent; i += 256) cache[to + i] = kv[from + i] * factor * weight[i];
+    for (uint pair = THREAD; pair < c.pairs; pair += 256) {
+        const uint at = c.latent + 2 * pair, turn = (row * c.pairs + pair) * 2;
+        const vec2 result = turned(vec2(kv[from + at], kv[from + at + 1]), vec2(turns[turn], turns[turn + 1]));
+        cache[to + at] = result.x;
+        cache[to + at + 1] = result.y;
+    }
 }
 #endif
 

@@ -9,6 +9,7 @@
 // A step is gone through in slices of SLICE columns of each lane, so that 64 floats of x a lane are the most that stand in
 // shared memory, where all warps read them. Of one row a slice is the whole step, and a lane reads 16 bytes of codes at a
 // time; of several, products take longer than reading. Codes and x of a slice are read while the one before is computed.
+// From four rows on, those that are not there (`rows_here`) are not multiplied.
 // A vec4 of lane l stands at 33 · (its number) + l: neither writing nor reading meets a bank twice.
 //
 // Reference: src/backend/reference/linear.rs, matmul. x is at binding 2. Every thread of the group has to come here.
@@ -24,12 +25,13 @@ const uint ROW_FOURS = LANES * LANE_FOURS;
 const uint COPIES = (ROWS * ROW_FOURS + 255) / 256;
 const uint SLICES = COLUMNS / SLICE;
 
-// Where each row of x begins; the kernel sets it.
+// Where each row of x begins; the kernel sets it. Those past the last begin where it does.
 shared uint x_at[ROWS];
 shared vec4 x_slice[ROWS * LANE_FOURS * (LANES + 1)];
 
-// The rows of the matrix; the kernel sets them.
+// The rows of the matrix, and how many rows of x there are; the kernel sets them.
 uint row_of[OUTS];
+uint rows_here;
 float sum[OUTS * ROWS];
 
 // Codes and scales of a slice, piece after piece of each output, and those that are on their way, with vec4s of x.
@@ -126,6 +128,35 @@ void add_slice() {
     }
 }
 
+// The same of `rows_here` rows of many: eight columns are decoded, then multiplied row by row.
+void add_slice_by_rows() {
+    const uint lane = THREAD % LANES;
+    [[unroll]] for (uint eighth = 0; eighth < SLICE / 8; eighth++) {
+        vec4 ws[2 * OUTS];
+        [[unroll]] for (uint o = 0; o < OUTS; o++)
+            [[unroll]] for (uint part = 0; part < 2; part++) {
+                const uint four = 2 * eighth + part, piece = 4 * four / PIECE;
+                ws[2 * o + part] = FOUR((o * PIECES + piece) * PIECE_WORDS, four % (PIECE / 4));
+            }
+        [[unroll]] for (uint r = 0; r < ROWS; r++) {
+            if (r >= rows_here) continue;
+            vec4 xs[2];
+            [[unroll]] for (uint part = 0; part < 2; part++)
+                xs[part] = x_slice[(r * LANE_FOURS + 2 * eighth + part) * (LANES + 1) + lane];
+            [[unroll]] for (uint o = 0; o < OUTS; o++) {
+                const uint s = o * ROWS + r;
+#if BY_ROW
+                [[unroll]] for (uint k = 0; k < 8; k++) sum[s] = fma(ws[2 * o + k / 4][k % 4], xs[k / 4][k % 4], sum[s]);
+#else
+                precise float dot_8 = 0.0;
+                [[unroll]] for (uint k = 0; k < 8; k++) dot_8 = fma(ws[2 * o + k / 4][k % 4], xs[k / 4][k % 4], dot_8);
+                sum[s] = fma(scale[o * PIECES + 8 * eighth / PIECE], dot_8 * DOT_FACTOR, sum[s]);
+#endif
+            }
+        }
+    }
+}
+
 void add_slices(Weights w, uint columns, bool wide) {
     const uint slices = parts(columns, LANES * COLUMNS) * SLICES;
     [[unroll]] for (uint copy = 0; copy < COPIES; copy++) x_ahead[copy] = vec4(0.0);
@@ -138,7 +169,10 @@ void add_slices(Weights w, uint columns, bool wide) {
         [[unroll]] for (uint k = 0; k < OUTS * PIECES; k++) scale[k] = scale_ahead[k];
         read_x(next, columns, wide);
         read_codes(w, next, columns);
-        if (next > 0) add_slice();
+        if (next > 0) {
+            if (ROWS >= 4) add_slice_by_rows();
+            else add_slice();
+        }
     }
 }
 
@@ -166,6 +200,7 @@ void add_eights(Weights w, uint columns) {
 
 // Makes `sum` of `row_of` and `x_at`, in every lane.
 void product(Weights w, uint columns, bool wide) {
+    nothing = columns >> 31;
     barrier();
     [[unroll]] for (uint s = 0; s < OUTS * ROWS; s++) sum[s] = 0.0;
 #ifdef CODING_INT4_GROUPED

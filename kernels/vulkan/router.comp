@@ -5,11 +5,60 @@
 const uint MOST_EXPERTS = 1024;
 const uint NONE = 0xffffffffu;
 
+#ifdef KERNEL_ROUTER_LOGITS
+#include "sums.glsl"
+
+// Experts of a group, which takes tiles of ROWS rows.
+const uint AT_A_TIME = 2;
+
+READS(0, Gate, float gate);
+READS(1, X, float x);
+WRITES(2, Logits, float logits);
+
+CONSTANTS {
+    uint experts, columns;
+    uint stride;
+    uint rows;
+} c;
+
+shared float warps_of[WARPS][AT_A_TIME * ROWS];
+
+void main() {
+    const uint first = gl_WorkGroupID.x * AT_A_TIME, first_row = gl_WorkGroupID.y * ROWS;
+    float sum[AT_A_TIME * ROWS];
+    [[unroll]] for (uint i = 0; i < AT_A_TIME * ROWS; i++) sum[i] = 0.0;
+    for (uint column = 4 * THREAD; column < c.columns; column += 4 * 256) {
+        const uint four = min(4, c.columns - column);
+        for (uint k = 0; k < four; k++) {
+            float weight[AT_A_TIME];
+            [[unroll]] for (uint e = 0; e < AT_A_TIME; e++)
+                weight[e] = gate[min(first + e, c.experts - 1) * c.stride + column + k];
+            [[unroll]] for (uint r = 0; r < ROWS; r++) {
+                const float value = x[min(first_row + r, c.rows - 1) * c.columns + column + k];
+                [[unroll]] for (uint e = 0; e < AT_A_TIME; e++)
+                    sum[e * ROWS + r] = fma(weight[e], value, sum[e * ROWS + r]);
+            }
+        }
+    }
+    WARP_SUMS(sum, AT_A_TIME * ROWS);
+    if (THREAD % LANES == 0)
+        [[unroll]] for (uint i = 0; i < AT_A_TIME * ROWS; i++) warps_of[THREAD / LANES][i] = sum[i];
+    barrier();
+    if (THREAD >= AT_A_TIME * ROWS) return;
+    const uint e = THREAD / ROWS, r = THREAD % ROWS;
+    if (first + e >= c.experts || first_row + r >= c.rows) return;
+    float total = 0.0;
+    for (uint warp = 0; warp < WARPS; warp++) total += warps_of[warp][THREAD];
+    logits[(first_row + r) * c.experts + first + e] = total;
+}
+#endif
+
 #ifdef KERNEL_CHOOSE
 READS(0, Logits, float logits);
 READS(1, Bias, float bias);
 WRITES(2, Ids, uint ids);
 WRITES(3, ChoiceWeights, float weights);
+WRITES(4, Groups, uint groups_out);
 
 CONSTANTS {
     uint experts, chosen;
@@ -20,9 +69,8 @@ CONSTANTS {
 
 shared float scores[MOST_EXPERTS];
 shared float biased[MOST_EXPERTS];
-shared uint taken[MOST_EXPERTS];
-shared float best[256];
-shared uint best_at[256];
+shared float best[MOST_EXPERTS];
+shared uint best_at[MOST_EXPERTS];
 shared uint not_finite;
 
 // Whether a is before b: the larger value, of equals the lower index. NaN is the least.
@@ -66,45 +114,38 @@ void main() {
         const float logit = logits[row * c.experts + e];
         scores[e] = sigmoid(logit);
         biased[e] = scores[e] + bias[e];
-        taken[e] = 0;
         if (!is_finite(logit) || !is_finite(bias[e])) atomicOr(not_finite, 1u);
     }
     barrier();
     if (c.groups > 1) choose_groups(thread);
 
-    float sum = 0.0;
-    for (uint number = 0; number < c.chosen; number++) {
-        uint at = NONE;
-        float value = -INFINITE;
-        for (uint e = thread; e < c.experts; e += 256)
-            if (taken[e] == 0 && before(biased[e], e, value, at)) {
-                value = biased[e];
-                at = e;
-            }
-        best[thread] = value;
-        best_at[thread] = at;
-        barrier();
-        for (uint apart = 128; apart > 0; apart /= 2) {
-            if (thread < apart && before(best[thread + apart], best_at[thread + apart], best[thread], best_at[thread])) {
-                best[thread] = best[thread + apart];
-                best_at[thread] = best_at[thread + apart];
-            }
-            barrier();
-        }
-        const uint expert = best_at[0];
-        if (thread == 0) {
-            taken[expert] = 1;
-            ids[row * c.chosen + number] = expert;
-        }
-        // a thread that gives a weight below keeps its score
-        sum += scores[expert];
-        if (thread == number % 256) weights[row * c.chosen + number] = scores[expert];
-        barrier();
+    // An expert's place is how many come before it.
+    for (uint e = thread; e < c.experts; e += 256) {
+        const float own = biased[e];
+        uint place = 0;
+        for (uint other = 0; other < c.experts; other++) place += uint(before(biased[other], other, own, e));
+        if (place >= c.chosen) continue;
+        best[place] = scores[e];
+        best_at[place] = e;
+        ids[row * c.chosen + place] = e;
     }
+    barrier();
+    float sum = 0.0;
+    for (uint number = 0; number < c.chosen; number++) sum += best[number];
     const float divisor = c.normalized != 0 ? sum + 1e-20 : 1.0;
+    for (uint number = thread; number < c.chosen; number += 256)
+        weights[row * c.chosen + number] = not_finite != 0 ? NOT_A_NUMBER : best[number] / divisor * c.factor;
+    if (gl_NumWorkGroups.x > 1) return;
     for (uint number = thread; number < c.chosen; number += 256) {
-        const uint at = row * c.chosen + number;
-        weights[at] = not_finite != 0 ? NOT_A_NUMBER : weights[at] / divisor * c.factor;
+        uint place = 0;
+        for (uint other = 0; other < c.chosen; other++) place += uint(best_at[other] < best_at[number]);
+        groups_out[1 + place] = best_at[number];
+        groups_out[1 + c.chosen + place] = place;
+        groups_out[2 + 2 * c.chosen + place] = number;
+    }
+    if (thread == 0) {
+        groups_out[0] = c.chosen;
+        groups_out[1 + 2 * c.chosen] = c.chosen;
     }
 }
 #endif
@@ -154,23 +195,42 @@ void main() {
 }
 #endif
 
-#ifdef KERNEL_COMBINE
+#if defined(KERNEL_COMBINE) || defined(KERNEL_COMBINE_ONTO)
 READS(0, Y, float y);
 READS(1, ChoiceWeights, float weights);
-WRITES(2, Out, float values_out);
 
 CONSTANTS {
     uint chosen, width;
 } c;
 
-void main() {
-    const uint column = gl_WorkGroupID.x * 256 + THREAD, row = gl_WorkGroupID.y;
-    if (column >= c.width) return;
+float combined(uint row, uint column) {
     float sum = 0.0;
     for (uint j = 0; j < c.chosen; j++) {
         const uint slot = row * c.chosen + j;
         sum = fma(weights[slot], y[slot * c.width + column], sum);
     }
-    values_out[row * c.width + column] = sum;
+    return sum;
+}
+#endif
+
+#ifdef KERNEL_COMBINE
+WRITES(2, Out, float values_out);
+
+void main() {
+    const uint column = gl_WorkGroupID.x * 256 + THREAD, row = gl_WorkGroupID.y;
+    if (column < c.width) values_out[row * c.width + column] = combined(row, column);
+}
+#endif
+
+#ifdef KERNEL_COMBINE_ONTO
+READS(2, SharedExpert, float of_shared);
+WRITES(3, X, float x);
+
+void main() {
+    const uint column = gl_WorkGroupID.x * 256 + THREAD, row = gl_WorkGroupID.y;
+    if (column >= c.width) return;
+    const uint at = row * c.width + column;
+    precise const float sum = combined(row, column) + of_shared[at];
+    x[at] += sum;
 }
 #endif

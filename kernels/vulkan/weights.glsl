@@ -13,6 +13,9 @@
 //
 // Small integers are decoded where they stand in a word: with the exponent of 2^(23 − p) above it, a field at bit p counts
 // ones. So a weight takes one and-or and a subtraction, which is exact. Reference: src/quantize.rs, Decoder.
+//
+// An and-or with two constants is two instructions on an NVIDIA GPU, which have room for one each; with one constant it is a
+// single one. So the exponent is a sum with `nothing`, which no compiler knows to be 0: `product` sets it.
 READS(0, Codes, uint codes);
 READS(0, Codes2, uvec2 codes_2);
 READS(0, Codes4, uvec4 codes_4);
@@ -31,9 +34,11 @@ struct Weights {
 #define PIECE (SLICE < UNIT ? SLICE : UNIT)
 #define PIECES (SLICE / PIECE)
 
-// The bits of 2^(23 − p), and the number.
-#define POWER_BITS(p) ((150u - (p)) << 23)
-#define POWER(p) uintBitsToFloat(POWER_BITS(p))
+uint nothing = 0;
+
+// The number 2^(23 − p), and its bits for an and-or.
+#define POWER(p) uintBitsToFloat((150u - (p)) << 23)
+#define POWER_BITS(p) (((150u - (p)) << 23) + nothing)
 
 // One field of a word, which stands at bit p ≤ 23 − its width, less `zero`.
 float field(uint word, uint mask, uint p, float zero) {
@@ -85,7 +90,7 @@ float one(Weights w, uint row, uint column) {
 
 #elif defined(CODING_INT4_ROW) || defined(CODING_INT4_GROUPED)
 #define UNIT 32
-#define COLUMNS 64
+#define COLUMNS 32
 #define PIECE_WORDS (PIECE / 8)
 
 uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
@@ -146,7 +151,7 @@ float one(Weights w, uint row, uint column) {
 #define BY_ROW 0
 #define DOT_FACTOR 1.0
 #define UNIT 32
-#define COLUMNS 64
+#define COLUMNS 32
 #define PIECE_WORDS ((PIECE + 15) / 16 + 1)
 
 // Six words a group of 64: two low bits of each in four, the high bits in two. A unit is half of each.
@@ -228,7 +233,7 @@ uvec4 read_piece(Weights w, uint row, uint unit, uint part) {
 uint unit_scale(Weights w, uint row, uint unit) { return w.scales_at + row / 128 * w.row_scales + unit / 8; }
 
 // e4m3 · 2^−8 of a code in the upper byte: sign, exponent and mantissa in the places of an f32's, whose exponent is 112 higher.
-float upper_e4m3(uint word) { return uintBitsToFloat((uint(int(word) >> 4) & 0x87f00000u) | 0x38000000u); }
+float upper_e4m3(uint word) { return uintBitsToFloat((uint(int(word) >> 4) & 0x87f00000u) | (0x38000000u + nothing)); }
 
 // The same of any code: subnormal ones, which as an f32 a device may take for 0, as m · 2^−9, and those that are no numbers.
 float any_e4m3(uint code) {

@@ -8,6 +8,7 @@ mod attention;
 mod bricks;
 pub mod device;
 pub mod driver;
+mod fused;
 pub mod kernels;
 mod lists;
 pub mod many;
@@ -28,8 +29,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, OnDevice, Operation, Places, Prediction, Rope, Routed,
-    Routing, Tally,
+    Backend, Counters, Dsa, ExpertSource, Heads, Kept, Mla, Mode, OnDevice, Operation, Pair, Places, Prediction, Rope,
+    Routed, Routing, Tally,
 };
 use crate::error::{Faults, Result};
 use crate::experts;
@@ -165,6 +166,13 @@ impl<D: Driver> Gpu<D> {
         Ok(out)
     }
 
+    /// x + y, into x.
+    fn sum(&self, x: &Rows<D>, y: &Rows<D>) -> Result<()> {
+        assert_eq!((x.width, x.rows), (y.width, y.rows), "shapes of a sum");
+        let buffers = [x.buffer(), y.buffer()];
+        self.device.launch(Kernel::plain(Name::Add), groups_of(x.count()), &buffers, &[x.count() as u32])
+    }
+
     /// Each row by itself, with one vector or two.
     fn norm(&self, name: Name, x: &Rows<D>, vectors: &[&Weight<D>], eps: f64) -> Result<Rows<D>> {
         let out = self.rows(x.rows, x.width)?;
@@ -184,13 +192,13 @@ impl<D: Driver> Gpu<D> {
         let logits = self.matmul_rows(head, x)?;
         let ids: Vec<u32> = asked.iter().map(|asked| asked.unwrap_or(0)).collect();
         let ids = self.device.words(&ids)?;
-        let out = self.rows(x.rows, PREDICTED)?;
-        self.device.launch(
-            Kernel::plain(Name::Predict),
-            [x.rows, 1, 1],
-            &[logits.buffer(), ids.buffer(), out.buffer()],
-            &[logits.width as u32],
-        )?;
+        let slices = logits.width.div_ceil(SLICE);
+        let (partial, out) = (self.rows(x.rows, 4 * slices)?, self.rows(x.rows, PREDICTED)?);
+        let constants = [logits.width as u32, slices as u32];
+        let buffers = [logits.buffer(), partial.buffer()];
+        self.device.launch(Kernel::plain(Name::Predict), [slices, x.rows, 1], &buffers, &constants)?;
+        let buffers = [logits.buffer(), partial.buffer(), ids.buffer(), out.buffer()];
+        self.device.launch(Kernel::plain(Name::PredictMerge), [x.rows, 1, 1], &buffers, &constants)?;
         let words = self.device.read_words(out.buffer(), out.count())?;
         let of_row = |(words, asked): (&[u32; PREDICTED], &Option<u32>)| {
             let [id, logit, runner_up, sum, asked_logit] = *words;
@@ -202,8 +210,9 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Values that a row of kernels/cuda/predict.cu gives.
+/// Values that a row of kernels/cuda/predict.cu gives, and logits of a slice of a row.
 const PREDICTED: usize = 5;
+const SLICE: usize = 4096;
 
 impl<D: Driver> Backend for Gpu<D> {
     type Weight = Weight<D>;
@@ -246,6 +255,10 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn upload_linear(&self, name: &str, matrix: Matrix) -> Result<Weight<D>> {
         Weight::upload_linear(&self.device, name, &matrix)
+    }
+
+    fn upload_pair(&self, names: [&str; 2], matrices: [Matrix; 2]) -> Result<Pair<Weight<D>>> {
+        self.pair(names, matrices)
     }
 
     fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Experts<D>, Faults> {
@@ -297,9 +310,7 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn add(&self, x: &mut Rows<D>, y: &Rows<D>) -> Result<()> {
         self.tally.dispatch(Operation::Add, None);
-        assert_eq!((x.width, x.rows), (y.width, y.rows), "shapes of a sum");
-        let buffers = [x.buffer(), y.buffer()];
-        self.device.launch(Kernel::plain(Name::Add), groups_of(x.count()), &buffers, &[x.count() as u32])
+        self.sum(x, y)
     }
 
     fn embed(&self, table: &Weight<D>, ids: &[u32]) -> Result<Rows<D>> {
@@ -332,6 +343,21 @@ impl<D: Driver> Backend for Gpu<D> {
     fn matmul(&self, weight: &Weight<D>, x: &Rows<D>) -> Result<Rows<D>> {
         self.tally.dispatch(Operation::Matmul, Some(weight.layout.format));
         self.matmul_rows(weight, x)
+    }
+
+    fn matmul_pair(&self, pair: Pair<&Weight<D>>, x: &Rows<D>) -> Result<[Rows<D>; 2]> {
+        let formats = match pair {
+            Pair::Apart(first, second) => [first, second].map(|weight| weight.layout.format),
+            Pair::Joined(weight, _) => [weight.layout.format; 2],
+        };
+        formats.into_iter().for_each(|format| self.tally.dispatch(Operation::Matmul, Some(format)));
+        self.products(pair, x)
+    }
+
+    fn add_norm(&self, x: &mut Rows<D>, y: &Rows<D>, weight: &Weight<D>, eps: f64) -> Result<Rows<D>> {
+        self.tally.dispatch(Operation::Add, None);
+        self.tally.dispatch(Operation::RmsNorm, Some(weight.layout.format));
+        self.sum_and_norm(x, y, weight, eps)
     }
 
     fn swiglu(&self, gate: &Rows<D>, up: &Rows<D>) -> Result<Rows<D>> {
@@ -368,6 +394,20 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn truncate(&self, cache: &mut Cache<D>, len: usize) {
         cache.rows = cache.rows.min(len);
+    }
+
+    fn keep(
+        &self,
+        cache: &mut Cache<D>,
+        q: &mut Rows<D>,
+        kv: &Rows<D>,
+        kept: &Kept<'_, Weight<D>>,
+        positions: &[usize],
+    ) -> Result<()> {
+        self.tally.dispatch(Operation::Rope, None);
+        self.tally.dispatch(Operation::RmsNorm, Some(kept.norm.layout.format));
+        self.tally.dispatch(Operation::Append, None);
+        self.keep_rows(cache, q, kv, kept, positions)
     }
 
     fn select(&self, dsa: &Dsa, q: &Rows<D>, weights: &Rows<D>, keys: &Cache<D>, places: &Places) -> Result<Lists<D>> {
@@ -440,11 +480,27 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn experts(&self, experts: &Experts<D>, choice: &Choice<D>, x: &Rows<D>) -> Result<Rows<D>> {
         experts.formats().into_iter().for_each(|format| self.tally.dispatch(Operation::Experts, Some(format)));
-        self.mixture(experts, choice, x)
+        self.mixture(experts, choice, x, None)
+    }
+
+    fn add_experts(
+        &self,
+        stream: &mut Rows<D>,
+        experts: &Experts<D>,
+        choice: &Choice<D>,
+        x: &Rows<D>,
+        shared: &Rows<D>,
+    ) -> Result<()> {
+        experts.formats().into_iter().for_each(|format| self.tally.dispatch(Operation::Experts, Some(format)));
+        self.tally.dispatch(Operation::Add, None);
+        self.add_mixture(stream, experts, choice, x, shared)
     }
 
     fn predict(&self, head: &Weight<D>, x: &Rows<D>, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {
         self.tally.dispatch(Operation::Predict, Some(head.layout.format));
+        if x.rows <= LOGIT_ROWS {
+            return self.predictions(head, x, asked);
+        }
         let mut predictions = Vec::with_capacity(x.rows);
         for first in (0..x.rows).step_by(LOGIT_ROWS) {
             let rows = LOGIT_ROWS.min(x.rows - first);

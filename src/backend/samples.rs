@@ -90,7 +90,26 @@ pub fn attended<B: Backend>(backend: &B, places: &Places, format: Format) -> (Ve
 }
 
 /// Experts of a format that are made here.
-pub struct Made(pub Format);
+#[derive(Clone, Copy)]
+pub struct Made {
+    pub format: Format,
+    pub count: usize,
+    /// Width of the rows that go in, and of what is between the products.
+    pub width: usize,
+    pub inner: usize,
+}
+
+impl Made {
+    /// Six of narrow rows.
+    pub fn six(format: Format) -> Made {
+        Made { format, count: 6, width: 40, inner: 70 }
+    }
+
+    /// Three of wide rows.
+    pub fn three(format: Format) -> Made {
+        Made { format, count: 3, width: 2100, inner: 36 }
+    }
+}
 
 impl ExpertSource for Made {
     fn layer(&self) -> u64 {
@@ -98,7 +117,7 @@ impl ExpertSource for Made {
     }
 
     fn count(&self) -> usize {
-        6
+        self.count
     }
 
     fn name(&self, expert: usize, _projection: Projection) -> String {
@@ -106,28 +125,29 @@ impl ExpertSource for Made {
     }
 
     fn load(&self, expert: usize, projection: Projection) -> Result<Matrix> {
-        let seed = 3 * expert as u64;
+        let (seed, Made { format, width, inner, .. }) = (3 * expert as u64, *self);
         Ok(match projection {
-            Projection::Gate => matrix(self.0, 70, 40, seed),
-            Projection::Up => matrix(self.0, 70, 40, seed + 1),
-            Projection::Down => matrix(self.0, 40, 70, seed + 2),
+            Projection::Gate => matrix(format, inner, width, seed),
+            Projection::Up => matrix(format, inner, width, seed + 1),
+            Projection::Down => matrix(format, width, inner, seed + 2),
         })
     }
 }
 
-/// Rows `rows` of twelve through the experts that they choose.
+/// Rows `rows` of some input through those of the six experts that they choose.
 pub fn routed<B: Backend>(backend: &B, format: Format, rows: Range<usize>) -> Vec<f32> {
-    routed_of(backend, format, 12, rows)
+    through(backend, Made::six(format), 12, rows)
 }
 
-/// The same of so many.
-pub fn routed_of<B: Backend>(backend: &B, format: Format, count: usize, rows: Range<usize>) -> Vec<f32> {
-    let experts = backend.upload_experts(&Made(format)).unwrap();
-    let gate = backend.upload("gate", matrix(Format::F32, 6, 40, 50)).unwrap();
-    let bias = backend.upload("bias", matrix(Format::F32, 6, 1, 51)).unwrap();
+/// Rows `rows` of an input of `all` rows through the two experts that each chooses.
+pub fn through<B: Backend>(backend: &B, made: Made, all: usize, rows: Range<usize>) -> Vec<f32> {
+    let Made { count, width, .. } = made;
+    let experts = backend.upload_experts(&made).unwrap();
+    let gate = backend.upload("gate", matrix(Format::F32, count, width, 50)).unwrap();
+    let bias = backend.upload("bias", matrix(Format::F32, count, 1, 51)).unwrap();
     let routing = Routing { chosen: 2, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
-    let x = backend.write(&numbers(52, count * 40), 40).unwrap();
-    let x = backend.slice(&x, rows, 0..40).unwrap();
+    let x = backend.write(&numbers(52, all * width), width).unwrap();
+    let x = backend.slice(&x, rows, 0..width).unwrap();
     let choice = backend.route(&routing, &gate, &bias, &x).unwrap();
     backend.read(&backend.experts(&experts, &choice, &x).unwrap()).unwrap()
 }

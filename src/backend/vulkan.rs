@@ -8,6 +8,7 @@ mod api;
 mod commands;
 mod core;
 mod faults;
+mod hazards;
 mod memory;
 mod pipelines;
 mod recording;

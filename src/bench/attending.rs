@@ -7,7 +7,7 @@ use super::kernels::{PEAK_FLOPS, Random, median, x};
 use super::measure;
 use crate::backend::cpu::Cpu;
 use crate::backend::{Backend, Mla, Places};
-use crate::error::Result;
+use crate::error::{Result, counted};
 use crate::format::Format;
 use crate::report::BenchMeasure;
 
@@ -45,7 +45,8 @@ pub(super) fn measures(rounds: usize) -> Result<Vec<BenchMeasure>> {
             seconds.push(took);
             shares.push(flops(rows, positions) as f64 / took / peak);
         }
-        let measure = measure(&format!("attention, {rows} rows, {positions} positions"), &seconds, None);
+        let measure =
+            measure(&format!("attention, {}, {positions} positions", counted(rows as u64, "row")), &seconds, None);
         let rate = flops(rows, positions) as f64 / measure.fastest_seconds.max(1e-9) / 1e9;
         measures.push(BenchMeasure {
             gflop_per_second: Some(rate),

@@ -21,9 +21,9 @@ use crate::experts;
 use crate::io::{DirectFile, PageBuffer, Span, anonymous_bytes};
 use crate::isa::Isa;
 use crate::limits;
-use crate::model::Model;
 use crate::model::kv_cache::KvCache;
 use crate::model::memory::{Needs, share};
+use crate::model::{Loaded, Model};
 use crate::progress::Progress;
 use crate::report::{BenchMeasure, BenchTokenBytes};
 use crate::roles::{Census, Class, Projection};
@@ -45,7 +45,7 @@ pub(super) fn measures(path: &Path, options: &Options, progress: &dyn Progress) 
     progress.step("making a container");
     synthetic.write(path, Contents::Model, true, progress)?;
     let container = Container::open(path)?;
-    let needs = Needs::of(path, container.config(), POSITIONS, POSITIONS);
+    let needs = Needs::of(path, container.config(), Loaded::WithoutMtp, POSITIONS, POSITIONS);
     let tokens = tokens(&container, &needs);
     let mut measures = from_disk(&container, &needs, tokens, options.rounds, progress)?;
     match share(std::slice::from_ref(&needs), None)?[0] {
@@ -120,7 +120,7 @@ fn from_disk(
     let budget = (needs.experts / KEPT).max(needs.experts_at_least);
     let cpu = Cpu::with_experts(Isa::detect(), experts::Options::within(budget));
     progress.step("loading the model");
-    let model = Model::load(container, &cpu)?;
+    let model = Model::load_parts(container, &cpu, Loaded::WithoutMtp)?;
     let spans = spans(container)?;
     let mut decoder = Decoder::new(&model)?;
     decoder.run(1)?;
@@ -167,7 +167,7 @@ fn from_memory(
 ) -> Result<Vec<BenchMeasure>, Faults> {
     let cpu = Cpu::with_experts(Isa::detect(), options);
     progress.step("loading the model");
-    let model = Model::load(container, &cpu)?;
+    let model = Model::load_parts(container, &cpu, Loaded::WithoutMtp)?;
     let mut decoder = Decoder::new(&model)?;
     progress.step("loading experts");
     let config = container.config();

@@ -14,7 +14,7 @@ use crate::backend::gpu::device::{Device, Recorded};
 use crate::backend::gpu::driver::{Clock, DeviceMemory, Driver, Elapsed};
 use crate::backend::gpu::peaks::{MULTIPLIED_BYTES, PIECE_BYTES, SUM_BYTES};
 use crate::backend::gpu::{Choice, Gpu, Groups, Rows};
-use crate::backend::{self, Backend, cuda, vulkan};
+use crate::backend::{self, Gpus, Mode};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::progress::Progress;
 use crate::report::BenchMeasure;
@@ -229,10 +229,13 @@ fn multiplying<D: Driver>(device: &Device<D>) -> Result<(D::Buffer, Limit<D>)> {
 
 /// Refuses to begin what the device has no memory for.
 fn check_memory<D: Driver>(device: &Device<D>, wanted: u64, purpose: &str) -> Result<()> {
-    let DeviceMemory { free, total } = device.driver().memory()?;
+    check_free(&device.driver().device(), device.driver().memory()?, wanted, purpose)
+}
+
+fn check_free(device: &str, DeviceMemory { free, total }: DeviceMemory, wanted: u64, purpose: &str) -> Result<()> {
     match wanted > free {
         true => {
-            let (device, purpose) = (device.driver().device(), purpose.to_owned());
+            let (device, purpose) = (device.to_owned(), purpose.to_owned());
             Err(Fault::new(Place::default(), FaultKind::GpuMemory { device, purpose, wanted, free, total }))
         }
         false => Ok(()),
@@ -240,17 +243,15 @@ fn check_memory<D: Driver>(device: &Device<D>, wanted: u64, purpose: &str) -> Re
 }
 
 /// The name of a GPU that has room for so many bytes; `None` of what is no GPU.
-pub(super) fn opened(device: backend::Device, bytes: u64) -> Result<Option<String>> {
-    fn of<D: Driver>(gpu: &Gpu<D>, bytes: u64) -> Result<Option<String>> {
-        check_memory(gpu.gpu(), bytes, "the model to measure with")?;
-        Ok(Some(gpu.device()))
-    }
+pub(super) fn opened(device: backend::Device, mode: Mode, bytes: u64) -> Result<Option<String>> {
     match device {
-        backend::Device::Reference | backend::Device::Cpu => Ok(None),
-        backend::Device::Cuda(number) => of(&cuda::backend(number, None)?, bytes),
-        backend::Device::Several(_) => Err(super::several()),
-        backend::Device::Vulkan(number) => of(&vulkan::backend(number, None)?, bytes),
+        backend::Device::Reference | backend::Device::Cpu => return Ok(None),
+        backend::Device::Several(_) => return Err(super::several()),
+        backend::Device::Cuda(_) | backend::Device::Vulkan(_) => {}
     }
+    let found = Gpus::open(device, mode, None)?.found()?.swap_remove(0);
+    check_free(&found.device, found.memory, bytes, "the model to measure with")?;
+    Ok(Some(found.device))
 }
 
 /// Bytes of weights that suit the device.

@@ -32,8 +32,8 @@ pub(super) fn measures(
     options: &Options,
     progress: &dyn Progress,
 ) -> Result<(Option<String>, Vec<BenchMeasure>), Faults> {
-    let gpu = super::gpu::opened(options.device, synthetic.bytes()?)?;
-    let scratch = Scratch::create(&options.directory)?;
+    let gpu = super::gpu::opened(options.device, options.mode, synthetic.bytes()?)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     let (container, requests) = (scratch.path.join("model"), scratch.path.join("requests.txt"));
     check_space(&container, synthetic.bytes()?)?;
     progress.step("making a container");
@@ -45,6 +45,7 @@ pub(super) fn measures(
         inputs: vec![Given { kind: Kind::Requests, name: "requests".to_owned(), path: requests }],
         prefix: PrefixChoice::None,
         device: Some(options.device),
+        mode: options.mode,
         threads: options.threads,
         ..score::Options::default()
     };

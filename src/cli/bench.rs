@@ -32,7 +32,8 @@ pub(crate) struct Arguments {
     /// What to measure
     #[arg(value_enum)]
     target: Option<Target>,
-    /// Where to make the containers that are measured; removed afterwards [default: the system's place for such files]
+    /// Where to make the containers that are measured, in a directory coliconv-bench-N that is removed afterwards; what a run that was
+    /// killed has left there, the next one removes [default: the system's place for such files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Size of the container whose payload is verified or that is decoded or scored with, or of the checkpoint that is
@@ -85,10 +86,6 @@ impl Arguments {
     /// Where to compute.
     fn device(&self) -> Result<Device, Fault> {
         let device = self.device.as_deref().map_or(Ok(Device::Cpu), |text| Device::parse("--device", text))?;
-        if self.mode == "fast" && !matches!(device, Device::Cuda(_)) {
-            let (flag, needs) = ("--mode fast", "--device cuda");
-            return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));
-        }
         if self.only.is_some() && !(self.target == Some(Target::Kernels) && device.is_gpu()) {
             let (flag, needs) = ("--only", "`bench kernels` on a GPU");
             return Err(Fault::new(Place::default(), FaultKind::FlagNeeds { flag, needs }));

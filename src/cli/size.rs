@@ -9,8 +9,11 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
             None => text.strip_suffix(['G', 'g']).map_or((text, 1), |d| (d, 1 << 30)),
         },
     };
-    let number: u64 = digits.parse().map_err(|_| "expected a whole number with K, M or G (1024)".to_owned())?;
-    number.checked_mul(factor).ok_or_else(|| "does not fit in 64 bits".to_owned())
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err("expected a whole number with K, M or G (1024)".to_owned());
+    }
+    let number = digits.parse().ok().and_then(|number: u64| number.checked_mul(factor));
+    number.ok_or_else(|| "it is too large: the largest size is 2^64 - 1 bytes".to_owned())
 }
 
 /// `12,345,678`
@@ -48,7 +51,11 @@ mod tests {
         assert_eq!(parse("3K"), Ok(3072));
         assert_eq!(parse("2g"), Ok(2 << 30));
         assert!(parse("1.5G").is_err() && parse("G").is_err() && parse("-1").is_err());
-        assert!(parse("99999999999G").is_err());
+        assert!(parse("+1").is_err() && parse("").is_err() && parse("1 G").is_err());
+        assert_eq!(parse("18446744073709551615"), Ok(u64::MAX));
+        for text in ["99999999999G", "18446744073709551616", "99999999999999999999999K"] {
+            assert!(parse(text).unwrap_err().contains("too large"), "{text}");
+        }
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(1_234_567), "1,234,567");
         assert_eq!(human(999), "999 B");

@@ -7,7 +7,7 @@ use crate::backend::Device;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::available_bytes;
 use crate::model::memory::{Allowed, Needs, fits_device, gpu_positions, share};
-use crate::model::{CHUNK_ROWS, check_memory, plain_bytes, stored_bytes};
+use crate::model::{CHUNK_ROWS, Loaded, check_memory, plain_bytes, stored_bytes};
 use crate::progress::Progress;
 use crate::report::VerifyReport;
 use crate::verify::{self, Level, TokenOptions};
@@ -18,10 +18,10 @@ fn needs(job: &Job, with_source: bool, positions: u64) -> Vec<Needs> {
     // What earlier passes have written is there, what has yet to be written is planned.
     let planned = job.plan.files.iter().filter(|file| !job.destination.is_finished(&file.name));
     let tensors = planned.flat_map(|file| &file.layout.tensors);
-    let mut needs = vec![Needs::planned(&job.destination.directory, config, positions, rows, tensors)];
+    let mut needs = vec![Needs::planned(&job.destination.directory, config, Loaded::Whole, positions, rows, tensors)];
     let source = Some(&job.source.directory).filter(|_| with_source);
     needs.extend(source.map(|source| {
-        let mut needs = Needs::of(source, config, positions, rows);
+        let mut needs = Needs::of(source, config, verify::OF_SOURCE, positions, rows);
         // What has yet to arrive can be anything.
         needs.dense += job.plan.source_bytes.saturating_sub(stored_bytes(source));
         needs
@@ -38,8 +38,9 @@ pub fn check_room(job: &Job, with_source: bool, longest: usize, devices: &[Devic
     for &device in if devices.is_empty() { &[Device::Cpu] } else { devices } {
         match device {
             Device::Reference => {
-                let models = 1 + u64::from(with_source);
-                let bytes = plain_bytes(&job.source.config).saturating_mul(models);
+                let config = &job.source.config;
+                let of_source = if with_source { plain_bytes(config, verify::OF_SOURCE) } else { 0 };
+                let bytes = plain_bytes(config, Loaded::Whole).saturating_add(of_source);
                 check_memory(&job.destination.directory, bytes, memory.or_else(available_bytes))?;
             }
             Device::Cpu => drop(share(&needs(job, with_source, positions), memory)?),

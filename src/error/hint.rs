@@ -405,10 +405,11 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
             "the GPU is too small for it: use --device cpu, or, with `bench`, a smaller --size".into()
         }
         K::GpuMemory { .. } => "end what else uses the GPU, or use --device cpu".into(),
+        K::GpusMemory { by_limit: true, .. } => {
+            "give more with --device-memory, name more GPUs, or use --device cpu, which reads routed experts from the disk".into()
+        }
         K::GpusMemory { .. } => {
-            "name more GPUs, end what else uses them, give more where --device-memory bounds them, or use --device cpu, which reads \
-             routed experts from the disk"
-                .into()
+            "name more GPUs, end what else uses them, or use --device cpu, which reads routed experts from the disk".into()
         }
         K::DeviceUnused { .. } => "`coliconv devices` says what can be done about it".into(),
         K::GpuMemoryLimit { .. } | K::GpuExpertsMemory { .. } => {

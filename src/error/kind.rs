@@ -763,10 +763,10 @@ pub enum FaultKind {
     )]
     GpuExpertsMemory { device: String, needed: u64, available: u64 },
     #[error(
-        "no memory for the model with one routed expert at a time: {wanted} bytes are wanted, and {layer}, {bytes} bytes, finds no place: {}",
-        escaped_message(devices)
+        "no memory for the model with one routed expert at a time: {wanted} bytes are wanted, and {layer}, {bytes} bytes, finds no place: {}; {}",
+        escaped_message(devices), enough(*least, *by_limit)
     )]
-    GpusMemory { layer: String, bytes: u64, wanted: u64, devices: String },
+    GpusMemory { layer: String, bytes: u64, wanted: u64, devices: String, least: u64, by_limit: bool },
     #[error("{api} cannot be used: {}", escaped_message(reason))]
     GpuApi { api: &'static str, reason: String },
     #[error("{} cannot be used: {what}: expected at least {expected}, found {found}", escaped(device))]
@@ -825,6 +825,14 @@ fn after(launched: &Option<(u64, String)>) -> String {
         1 => format!(", which may come from the kernel {last}, started before"),
         _ => format!(", which may come from any of {count} kernels started since the last wait, {last} being the last"),
     })
+}
+
+/// The least that would do on several GPUs.
+fn enough(least: u64, by_limit: bool) -> String {
+    match by_limit {
+        true => format!("--device-memory {least} would do"),
+        false => format!("{least} bytes free on each would do"),
+    }
 }
 
 /// What formats of the right code bytes need.

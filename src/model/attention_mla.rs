@@ -3,7 +3,7 @@
 use super::dsa_indexer::DsaIndexer;
 use super::kv_cache::LayerCache;
 use super::load::Loader;
-use crate::backend::{Backend, Heads, Mla, Places, Rope};
+use crate::backend::{Backend, Heads, Kept, Mla, Pair, Places, Rope};
 use crate::config::Config;
 use crate::error::Result;
 
@@ -13,14 +13,12 @@ const INNER_NORM_EPS: f64 = 1e-6;
 
 /// Attention of one layer, H heads.
 pub struct AttentionMla<B: Backend> {
-    /// [q_lora_rank, d].
-    q_a_proj: B::Weight,
+    /// `q_a_proj` [q_lora_rank, d] and `kv_a_proj_with_mqa` [kv_lora_rank + rope, d].
+    q_a_and_kv_a: Pair<B::Weight>,
     /// [q_lora_rank].
     q_a_layernorm: B::Weight,
     /// [H · (nope + rope), q_lora_rank].
     q_b_proj: B::Weight,
-    /// [kv_lora_rank + rope, d].
-    kv_a_proj_with_mqa: B::Weight,
     /// [kv_lora_rank].
     kv_a_layernorm: B::Weight,
     /// [H · (nope + value), kv_lora_rank].
@@ -39,10 +37,9 @@ impl<B: Backend> AttentionMla<B> {
         let (weight, linear) = (|part: &str| loader.weight(&name(part)), |part: &str| loader.linear(&name(part)));
         let rope = rope(loader.config());
         Ok(AttentionMla {
-            q_a_proj: linear("q_a_proj")?,
+            q_a_and_kv_a: loader.pair([&name("q_a_proj"), &name("kv_a_proj_with_mqa")])?,
             q_a_layernorm: weight("q_a_layernorm")?,
             q_b_proj: linear("q_b_proj")?,
-            kv_a_proj_with_mqa: linear("kv_a_proj_with_mqa")?,
             kv_a_layernorm: weight("kv_a_layernorm")?,
             kv_b_proj: weight("kv_b_proj")?,
             o_proj: linear("o_proj")?,
@@ -62,20 +59,19 @@ impl<B: Backend> AttentionMla<B> {
         index_topk: usize,
         selection: &mut Option<B::Selection>,
     ) -> Result<B::Rows> {
-        let (Mla { nope, rope, latent, .. }, n) = (self.mla, backend.shape(x).0);
+        let Mla { nope, rope, latent, .. } = self.mla;
         let positions = places.positions();
+        // q_a x [n, q_lora_rank] and kv = kv_a x [n, kv_lora_rank + rope]
+        let [q_a, kv] = backend.matmul_pair(self.q_a_and_kv_a.as_ref(), x)?;
         // c_q = q_a_layernorm(q_a x) [n, q_lora_rank]
-        let c_q = backend.rms_norm(&backend.matmul(&self.q_a_proj, x)?, &self.q_a_layernorm, INNER_NORM_EPS)?;
-        // q = q_b c_q [n, H · (nope + rope)], the rope part of each head turned by its position
+        let c_q = backend.rms_norm(&q_a, &self.q_a_layernorm, INNER_NORM_EPS)?;
+        // q = q_b c_q [n, H · (nope + rope)]
         let mut q = backend.matmul(&self.q_b_proj, &c_q)?;
-        backend.rope(&mut q, &self.rope, Heads { width: nope + rope, rope_at: nope }, positions)?;
-        // kv = kv_a x [n, kv_lora_rank + rope]: the latent is normalized, the one shared key turned
-        let kv = backend.matmul(&self.kv_a_proj_with_mqa, x)?;
-        let c_kv = backend.rms_norm(&backend.slice(&kv, 0..n, 0..latent)?, &self.kv_a_layernorm, INNER_NORM_EPS)?;
-        let mut k_rope = backend.slice(&kv, 0..n, latent..latent + rope)?;
-        backend.rope(&mut k_rope, &self.rope, Heads { width: rope, rope_at: 0 }, positions)?;
-        // only these are kept of a position
-        backend.append(&mut cache.kv, &backend.concat(&c_kv, &k_rope)?)?;
+        // the rope part of each head of q is turned by its position; of kv the latent is normalized and the one shared key
+        // turned, which is all that is kept of a position
+        let heads = Heads { width: nope + rope, rope_at: nope };
+        let kept = Kept { norm: &self.kv_a_layernorm, eps: INNER_NORM_EPS, latent, rope: &self.rope, heads };
+        backend.keep(&mut cache.kv, &mut q, &kv, &kept, positions)?;
         // positions to look at: a full layer chooses, a shared one looks where the last full one did
         if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys) {
             *selection = indexer.select(backend, x, &c_q, keys, places, index_topk)?;

@@ -68,10 +68,9 @@ impl<B: Backend> DecoderLayer<B> {
         // x += self_attn(input_layernorm(x))
         let normalized = backend.rms_norm(&x, &self.input_layernorm, self.rms_norm_eps)?;
         let attended = self.self_attn.forward(backend, &normalized, cache, places, index_topk, selection)?;
-        backend.add(&mut x, &attended)?;
         // x += mlp(post_attention_layernorm(x))
-        let normalized = backend.rms_norm(&x, &self.post_attention_layernorm, self.rms_norm_eps)?;
-        backend.add(&mut x, &self.mlp.forward(backend, &normalized, next.map(|next| &next.mlp))?)?;
+        let normalized = backend.add_norm(&mut x, &attended, &self.post_attention_layernorm, self.rms_norm_eps)?;
+        self.mlp.add_to(backend, &mut x, &normalized, next.map(|next| &next.mlp))?;
         Ok(x)
     }
 }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::backend::{Backend, ExpertSource};
+use super::Loaded;
+use crate::backend::{Backend, ExpertSource, Pair};
 use crate::checkpoint::weight_files;
 use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -12,10 +13,11 @@ use crate::roles::{Census, Pass, Projection};
 use crate::tensor::{Dtype, Shape};
 use crate::weights::{Located, Matrix, Weights};
 
-/// Bytes of a model of this config on the plain backend, which keeps every weight as f32.
-pub fn plain_bytes(config: &Config) -> u64 {
+/// Bytes of these parts of a model of this config on the plain backend, which keeps every weight as f32.
+pub fn plain_bytes(config: &Config, loaded: Loaded) -> u64 {
     let census = Census::of(config);
-    let elements = census.iter().filter(|(_, role)| !role.optional).filter_map(|(_, role)| role.shape.elements());
+    let used = census.iter().filter(|(_, role)| !role.optional && loaded.uses(role));
+    let elements = used.filter_map(|(_, role)| role.shape.elements());
     elements.fold(0u64, u64::saturating_add).saturating_mul(4)
 }
 
@@ -74,12 +76,18 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads and uploads a weight.
     pub fn weight(&self, name: &str) -> Result<B::Weight> {
-        self.backend.upload(name, self.matrix(name)?)
+        self.backend.upload(name, self.matrix(name)?).map_err(|fault| self.placed(fault))
     }
 
     /// Loads and uploads a weight that is used in products with rows and in no other way.
     pub fn linear(&self, name: &str) -> Result<B::Weight> {
-        self.backend.upload_linear(name, self.matrix(name)?)
+        self.backend.upload_linear(name, self.matrix(name)?).map_err(|fault| self.placed(fault))
+    }
+
+    /// Loads and uploads two weights that are used in products with the same rows, and in no other way.
+    pub fn pair(&self, names: [&str; 2]) -> Result<Pair<B::Weight>> {
+        let matrices = [self.matrix(names[0])?, self.matrix(names[1])?];
+        self.backend.upload_pair(names, matrices).map_err(|fault| self.placed(fault))
     }
 
     /// Loads and uploads a weight, if there is one of that name.
@@ -89,7 +97,15 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Prepares the routed experts of a layer.
     pub fn experts(&self, layer: u64) -> Result<B::Experts, Faults> {
-        self.backend.upload_experts(&Routed { loader: self, layer })
+        let uploaded = self.backend.upload_experts(&Routed { loader: self, layer });
+        uploaded.map_err(|faults| faults.map(|fault| self.placed(fault)))
+    }
+
+    /// A fault of a backend, which knows no file, at the model.
+    fn placed(&self, fault: Fault) -> Fault {
+        let Fault { place: Place { file, tensor, offset }, kind } = fault;
+        let file = file.or_else(|| Some(self.weights.directory()));
+        Fault { place: Place { file, tensor, offset }, kind }
     }
 
     /// Loads a weight whose shape is the one that config.json asks for.

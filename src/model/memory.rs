@@ -10,7 +10,7 @@ mod gpus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::CHUNK_ROWS;
+use super::{CHUNK_ROWS, Loaded};
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::device::Device;
 use crate::backend::gpu::driver::{DeviceMemory, Driver};
@@ -55,6 +55,8 @@ pub struct Allowed {
 pub struct Needs {
     /// Where it is.
     pub directory: PathBuf,
+    /// Which parts of it are loaded: only those count.
+    loaded: Loaded,
     /// All weights but routed experts.
     pub dense: u64,
     /// What the layers work on, and what they keep of each position.
@@ -93,34 +95,37 @@ struct OfExpert {
 
 impl Needs {
     /// What the model in a directory takes for texts of up to so many positions at once, of which up to `rows` go through
-    /// the layers together. What cannot be read is none of it: whoever opens the model refuses it.
-    pub fn of(directory: &Path, config: &Config, positions: u64, rows: u64) -> Needs {
-        Needs::planned(directory, config, positions, rows, std::iter::empty())
+    /// the layers together, with these parts loaded. What cannot be read is none of it: whoever opens the model refuses it.
+    pub fn of(directory: &Path, config: &Config, loaded: Loaded, positions: u64, rows: u64) -> Needs {
+        Needs::planned(directory, config, loaded, positions, rows, std::iter::empty())
     }
 
     /// The same of a model that is about to be written: these tensors are not in the directory yet.
     pub fn planned<'t>(
         directory: &Path,
         config: &Config,
+        loaded: Loaded,
         positions: u64,
         rows: u64,
         planned: impl Iterator<Item = &'t StoredTensor>,
     ) -> Needs {
         let census = Census::of(config);
+        let (of_texts, kept) = (working_bytes(config, loaded, positions, rows), kept_bytes(config, loaded, positions));
         let mut needs = Needs {
             directory: directory.to_owned(),
+            loaded,
             dense: 0,
-            working: working_bytes(config, positions, rows),
+            working: of_texts,
             experts: 0,
             experts_at_least: 0,
             staging: 0,
-            of_texts: working_bytes(config, positions, rows),
+            of_texts,
             one_of_each: 0,
             largest: 0,
-            kept: kept_bytes(config, positions),
             embedding: 0,
-            of_layers: vec![0; kept_bytes(config, positions).len()],
-            experts_of_layers: vec![0; kept_bytes(config, positions).len()],
+            of_layers: vec![0; kept.len()],
+            experts_of_layers: vec![0; kept.len()],
+            kept,
             head: 0,
             laid: (0, 0),
         };
@@ -151,9 +156,9 @@ impl Needs {
 
     /// The same for other texts.
     pub fn with_rows(&self, config: &Config, positions: u64, rows: u64) -> Needs {
-        let of_texts = working_bytes(config, positions, rows);
+        let of_texts = working_bytes(config, self.loaded, positions, rows);
         let working = (self.working - self.of_texts).saturating_add(of_texts);
-        Needs { working, of_texts, kept: kept_bytes(config, positions), ..self.clone() }
+        Needs { working, of_texts, kept: kept_bytes(config, self.loaded, positions), ..self.clone() }
     }
 
     /// Adds bytes to those of a layer, of the embedding, or of what comes after.
@@ -171,20 +176,19 @@ impl Needs {
         let name = tensor.name.as_str();
         let of_codes = name.strip_suffix(".qs").or_else(|| name.strip_suffix(SCALE_SUFFIX));
         let (is_scales, role) = (of_codes.is_some(), census.role(of_codes.unwrap_or(name)));
+        self.working = self.working.saturating_add(TENSOR_BYTES);
+        let Some(role) = role.filter(|role| self.loaded.uses(role)) else { return };
         let in_memory = match (tensor.dtype, is_scales) {
             (Dtype::BF16 | Dtype::F16, _) => tensor.bytes.saturating_mul(2),
             (Dtype::F8_E8M0, true) => tensor.bytes.saturating_mul(4),
             _ => tensor.bytes,
         };
-        self.working = self.working.saturating_add(TENSOR_BYTES);
-        let in_bricks = role.map_or(in_memory, |role| bricks_bytes(role.shape.dims(), in_memory, is_scales));
+        let in_bricks = bricks_bytes(role.shape.dims(), in_memory, is_scales);
         self.laid = (self.laid.0.saturating_add(in_memory), self.laid.1.saturating_add(in_bricks));
-        let layer = role.and_then(|role| role.layer);
-        let expert = role.and_then(|role| role.layer.zip(role.expert));
-        let Some((layer, (expert, _))) = expert else {
+        let Some((layer, (expert, _))) = role.layer.zip(role.expert) else {
             self.dense = self.dense.saturating_add(in_memory);
             self.largest = self.largest.max(in_memory);
-            self.count(layer, name.starts_with("model.embed_tokens."), in_memory);
+            self.count(role.layer, name.starts_with("model.embed_tokens."), in_memory);
             return;
         };
         let of_expert = experts.entry((layer, expert)).or_default();
@@ -254,7 +258,7 @@ fn bricks_bytes(shape: &[u64], bytes: u64, is_scales: bool) -> u64 {
 
 /// Activations of as many rows as go through the layers together, and caches of all positions with what they have room for
 /// beside them. One cache at a time moves when it grows.
-fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
+fn working_bytes(config: &Config, loaded: Loaded, positions: u64, rows: u64) -> u64 {
     let (d, heads) = (config.hidden_size, config.num_attention_heads);
     let (q, values) = (heads * config.qk_head_dim(), heads * config.v_head_dim);
     let inner =
@@ -263,7 +267,8 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
     let of_row = [(d, 24), (q, 4), (values, 5), (inner, 8)].iter().map(|(width, times)| width * times).sum::<u64>();
     let kv = config.kv_lora_rank + config.qk_rope_head_dim;
     let indexers = config.indexer_types.iter().filter(|&&kind| kind == IndexerType::Full).count() as u64;
-    let of_position = (config.num_hidden_layers + 2) * kv + indexers * config.index_head_dim;
+    let of_position =
+        (config.num_hidden_layers + mtp_layers(config, loaded) + 1) * kv + indexers * config.index_head_dim;
     let kept = kept_rows(positions);
     let of_head =
         (config.qk_head_dim() + config.v_head_dim) * config.kv_lora_rank * rayon::current_num_threads() as u64;
@@ -276,20 +281,28 @@ fn working_bytes(config: &Config, positions: u64, rows: u64) -> u64 {
         .saturating_mul(4)
 }
 
+/// MTP layers that are loaded.
+fn mtp_layers(config: &Config, loaded: Loaded) -> u64 {
+    u64::from(loaded == Loaded::Whole && config.mtp_layer().is_some())
+}
+
 /// Rows that caches have room for when they have come to so many positions.
 fn kept_rows(positions: u64) -> u64 {
     positions.saturating_add(spare_rows(positions))
 }
 
-/// What each layer keeps of positions: the part of [`working_bytes`] that is of one layer, MTP layers after the others.
-fn kept_bytes(config: &Config, positions: u64) -> Vec<u64> {
+/// What each layer keeps of positions: the part of [`working_bytes`] that is of one layer, MTP layers after the others, loaded
+/// or not.
+fn kept_bytes(config: &Config, loaded: Loaded, positions: u64) -> Vec<u64> {
     let kv = config.kv_lora_rank + config.qk_rope_head_dim;
     let of_layer = |layer: u64| {
         let indexer = config.indexer_types.get(layer as usize) == Some(&IndexerType::Full);
         let width = kv + if indexer { config.index_head_dim } else { 0 };
         kept_rows(positions).saturating_mul(4 * width)
     };
-    (0..config.num_hidden_layers + config.num_nextn_predict_layers.min(1)).map(of_layer).collect()
+    let left_out = u64::from(config.mtp_layer().is_some()) - mtp_layers(config, loaded);
+    let layers = 0..config.num_hidden_layers + mtp_layers(config, loaded);
+    layers.map(of_layer).chain((0..left_out).map(|_| 0)).collect()
 }
 
 /// How models that are held at the same time read their routed experts within `memory` bytes, by default within what is
@@ -329,9 +342,10 @@ pub fn gpu_positions(positions: u64) -> u64 {
     positions.saturating_mul(2)
 }
 
-/// A CPU for a model within `memory` bytes: see [`share`]. `positions` are those of all texts that are kept at the same time.
-pub fn cpu(directory: &Path, config: &Config, positions: u64, memory: Option<u64>) -> Result<Cpu> {
-    let options = share(&[Needs::of(directory, config, positions, CHUNK_ROWS as u64)], memory)?;
+/// A CPU for parts of a model within `memory` bytes: see [`share`]. `positions` are those of all texts that are kept at the same
+/// time.
+pub fn cpu(directory: &Path, config: &Config, loaded: Loaded, positions: u64, memory: Option<u64>) -> Result<Cpu> {
+    let options = share(&[Needs::of(directory, config, loaded, positions, CHUNK_ROWS as u64)], memory)?;
     Ok(Cpu::with_experts(Isa::detect(), options[0]))
 }
 
@@ -421,11 +435,14 @@ pub fn fits_device(device: backend::Device, models: &dyn Fn() -> Vec<Needs>, all
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::plain_bytes;
+    use crate::roles::Pass;
 
     fn needs(fixed: u64, experts: u64, experts_at_least: u64) -> Needs {
         let directory = PathBuf::from("m");
         Needs {
             directory,
+            loaded: Loaded::Whole,
             dense: fixed - 3,
             working: 3,
             experts: experts - 10,
@@ -488,8 +505,8 @@ mod tests {
     fn needs_are_those_of_the_headers() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
         let config = Config::read(&directory).unwrap();
-        let few = Needs::of(&directory, &config, 10, 512);
-        let many = Needs::of(&directory, &config, 100_000, 512);
+        let few = Needs::of(&directory, &config, Loaded::Whole, 10, 512);
+        let many = Needs::of(&directory, &config, Loaded::Whole, 100_000, 512);
         assert_eq!(few.with_rows(&config, 100_000, 512), many);
         assert_eq!((few.dense, few.experts), (many.dense, many.experts));
         assert!(few.working < many.working && few.experts_at_least < few.experts);
@@ -500,5 +517,26 @@ mod tests {
             .map(|name| SourceFile::open(&directory.join(name)).unwrap().bytes())
             .sum();
         assert!((few.dense + few.experts) > stored / 2 && few.experts > few.dense / 4, "{few:?} of {stored}");
+    }
+
+    /// What is left out counts nothing: neither weights nor what is kept of positions, but for what is known of tensors.
+    #[test]
+    fn a_head_that_is_left_out_takes_nothing() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
+        let config = Config::read(&directory).unwrap();
+        let mtp = config.mtp_layer().unwrap() as usize;
+        let of = |loaded| Needs::of(&directory, &config, loaded, 1000, 512);
+        let (whole, without) = (of(Loaded::Whole), of(Loaded::WithoutMtp));
+        assert_eq!((without.of_layers[mtp], without.experts_of_layers[mtp], without.kept[mtp]), (0, 0, 0));
+        assert!(whole.experts_of_layers[mtp] > 0 && whole.of_layers[mtp] > whole.experts_of_layers[mtp]);
+        assert_eq!(whole.experts - without.experts, whole.experts_of_layers[mtp]);
+        let dense = whole.of_layers[mtp] - whole.experts_of_layers[mtp];
+        assert_eq!(whole.dense - without.dense, dense);
+        assert_eq!(whole.working - without.working, whole.kept[mtp]);
+        assert_eq!(whole.of_layers[..mtp], without.of_layers[..mtp]);
+        let census = Census::of(&config);
+        let of_head = census.iter().filter(|(_, role)| role.pass == Pass::Mtp && !role.optional);
+        let elements: u64 = of_head.filter_map(|(_, role)| role.shape.elements()).sum();
+        assert_eq!(plain_bytes(&config, Loaded::Whole) - plain_bytes(&config, Loaded::WithoutMtp), 4 * elements);
     }
 }

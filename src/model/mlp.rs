@@ -2,7 +2,7 @@
 
 use super::load::Loader;
 use super::moe_router::MoeRouter;
-use crate::backend::Backend;
+use crate::backend::{Backend, Pair};
 use crate::error::{Faults, Result};
 
 /// The MLP of a layer.
@@ -22,14 +22,14 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// x [n, d] → [n, d]. `next` is the MLP of the layer that follows.
-    pub fn forward(&self, backend: &B, x: &B::Rows, next: Option<&Mlp<B>>) -> Result<B::Rows> {
+    /// What it makes of x [n, d] is added to `stream` [n, d]. `next` is the MLP of the layer that follows.
+    pub fn add_to(&self, backend: &B, stream: &mut B::Rows, x: &B::Rows, next: Option<&Mlp<B>>) -> Result<()> {
         match self {
             Mlp::Dense(mlp) => {
                 likely(backend, x, next)?;
-                mlp.forward(backend, x)
+                backend.add(stream, &mlp.forward(backend, x)?)
             }
-            Mlp::Sparse(moe) => moe.forward(backend, x, next),
+            Mlp::Sparse(moe) => moe.add_to(backend, stream, x, next),
         }
     }
 }
@@ -45,24 +45,22 @@ fn likely<B: Backend>(backend: &B, x: &B::Rows, next: Option<&Mlp<B>>) -> Result
 
 /// down(silu(gate x) · up x), with an inner width i.
 pub struct GatedMlp<B: Backend> {
-    /// [i, d].
-    gate_proj: B::Weight,
-    /// [i, d].
-    up_proj: B::Weight,
+    /// `gate_proj` and `up_proj`, each [i, d].
+    gate_and_up: Pair<B::Weight>,
     /// [d, i].
     down_proj: B::Weight,
 }
 
 impl<B: Backend> GatedMlp<B> {
     fn load(loader: &Loader<'_, B>, prefix: &str) -> Result<GatedMlp<B>> {
-        let linear = |part: &str| loader.linear(&format!("{prefix}.{part}.weight"));
-        Ok(GatedMlp { gate_proj: linear("gate_proj")?, up_proj: linear("up_proj")?, down_proj: linear("down_proj")? })
+        let name = |part: &str| format!("{prefix}.{part}.weight");
+        let gate_and_up = loader.pair([&name("gate_proj"), &name("up_proj")])?;
+        Ok(GatedMlp { gate_and_up, down_proj: loader.linear(&name("down_proj"))? })
     }
 
     /// x [n, d] → [n, d].
     pub fn forward(&self, backend: &B, x: &B::Rows) -> Result<B::Rows> {
-        let gate = backend.matmul(&self.gate_proj, x)?;
-        let up = backend.matmul(&self.up_proj, x)?;
+        let [gate, up] = backend.matmul_pair(self.gate_and_up.as_ref(), x)?;
         backend.matmul(&self.down_proj, &backend.swiglu(&gate, &up)?)
     }
 }
@@ -85,18 +83,14 @@ impl<B: Backend> Moe<B> {
         })
     }
 
-    /// x [n, d] → [n, d].
-    fn forward(&self, backend: &B, x: &B::Rows, next: Option<&Mlp<B>>) -> Result<B::Rows> {
+    fn add_to(&self, backend: &B, stream: &mut B::Rows, x: &B::Rows, next: Option<&Mlp<B>>) -> Result<()> {
         let choice = self.gate.forward(backend, x)?;
         // what has to be read is read meanwhile
         backend.announce(&self.experts, &choice)?;
         likely(backend, x, next)?;
         let shared = self.shared_experts.forward(backend, x)?;
-        // Σ over the chosen experts of weight · expert(x)
-        let mut sum = backend.experts(&self.experts, &choice, x)?;
-        // + shared(x)
-        backend.add(&mut sum, &shared)?;
-        Ok(sum)
+        // Σ over the chosen experts of weight · expert(x), + shared(x)
+        backend.add_experts(stream, &self.experts, &choice, x, &shared)
     }
 }
 
@@ -117,7 +111,12 @@ mod tests {
         let x = input(&backend, "input.mlp", weights.config().hidden_size);
         for (layer, sparse, block) in [(0, false, "mlp"), (1, true, "moe")] {
             let mlp = Mlp::load(&loader, layer, sparse).unwrap();
-            let run = |x: &_| backend.read(&mlp.forward(&backend, x, None).unwrap()).unwrap();
+            let run = |x: &<Reference as Backend>::Rows| {
+                let (n, d) = backend.shape(x);
+                let mut stream = backend.write(&vec![0.0; n * d], d).unwrap();
+                mlp.add_to(&backend, &mut stream, x, None).unwrap();
+                backend.read(&stream).unwrap()
+            };
             let whole = run(&x);
             assert_close(&whole, &blocks()[block]);
             for seed in 0..4 {

@@ -163,13 +163,17 @@ fn missed(what: &str, expected: &str, found: &str) -> FaultKind {
     FaultKind::PolicyMissed { what: what.to_owned(), expected: expected.to_owned(), found: found.to_owned() }
 }
 
+/// What was done in another mode than the exact one: rounded sums show that a device computes, not that the container's weights give
+/// these numbers.
+fn rounded(what: &str, mode: &str) -> Option<FaultKind> {
+    let exact = <&str>::from(Mode::Exact);
+    (mode != exact).then(|| missed(&format!("the mode in which {what}"), exact, mode))
+}
+
 /// The figures of a report that miss the policy.
 fn token_figures(report: &VerifyReport, policy: &VerifyPolicy) -> Vec<FaultKind> {
     let mut kinds = Vec::new();
-    // Rounded sums show that a device computes, not that the container's weights give these numbers.
-    if let Some(entry) = report.tokens.iter().find(|entry| entry.mode != <&str>::from(Mode::Exact)) {
-        kinds.push(missed("the mode in which tokens were verified", Mode::Exact.into(), &entry.mode));
-    }
+    kinds.extend(report.tokens.iter().find_map(|entry| rounded("tokens were verified", &entry.mode)));
     let forced = || report.tokens.iter().filter_map(|entry| entry.teacher_forced.as_ref());
     let (ties, total) = forced().fold((0, 0), |(ties, total), t| (ties + t.near_tie, total + t.total));
     if ties as f64 > policy.max_near_tie_share * total as f64 {
@@ -271,6 +275,10 @@ fn score_figures(report: &ScoreReport, policy: &ScorePolicy) -> Vec<FaultKind> {
         return vec![FaultKind::ReportOfPart { part: part.clone(), command: "score" }];
     }
     let mut kinds = Vec::new();
+    let baseline_mode = report.baseline.as_ref().and_then(|baseline| baseline.mode.as_ref());
+    for (what, mode) in [("the container was scored", Some(&report.mode)), ("the baseline was scored", baseline_mode)] {
+        kinds.extend(mode.and_then(|mode| rounded(what, mode)));
+    }
     if report.verdict == Some(Verdict::Fail) {
         kinds.push(FaultKind::ReportSaysNo);
     }

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::experts;
 use crate::limits;
+use crate::model::Loaded;
 use crate::model::memory::{Allowed, Needs, fits_device, gpu_positions, share};
 
 /// What a run on the CPU does with its memory.
@@ -20,15 +21,18 @@ pub(super) struct Plan {
     pub(super) experts: experts::Options,
 }
 
+/// A model that takes part in a run: where it is, its config, and what of it is loaded.
+pub(super) type Part<'a> = (&'a Path, &'a Config, Loaded);
+
 /// The plan for models that run side by side, for texts of at most `longest` tokens.
 ///
 /// Where all experts stay in memory more rows gain nothing. Where they come from the disk they are read once for all rows
 /// that go through together, so there are as many as leave experts half of what fewer would.
-pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64>) -> Result<Plan> {
+pub(super) fn plan(models: &[Part<'_>], longest: u64, memory: Option<u64>) -> Result<Plan> {
     let few = limits::BATCH_ROWS;
     let positions = |rows: usize| (limits::WAITING_BATCHES * rows) as u64 + longest;
-    let fewest: Vec<Needs> =
-        models.iter().map(|(path, config)| Needs::of(path, config, positions(few), few as u64)).collect();
+    let needs = |&(path, config, loaded): &Part<'_>| Needs::of(path, config, loaded, positions(few), few as u64);
+    let fewest: Vec<Needs> = models.iter().map(needs).collect();
     let least = joined(&share(&fewest, memory)?);
     let mut plan = Plan { rows: few, experts: least };
     let mut rows = 2 * few;
@@ -36,7 +40,7 @@ pub(super) fn plan(models: &[(&Path, &Config)], longest: u64, memory: Option<u64
         let needs: Vec<Needs> = fewest
             .iter()
             .zip(models)
-            .map(|(needs, (_, config))| needs.with_rows(config, positions(rows), rows as u64))
+            .map(|(needs, (_, config, _))| needs.with_rows(config, positions(rows), rows as u64))
             .collect();
         match share(&needs, memory).map(|options| joined(&options)) {
             Ok(experts) if experts.budget_bytes >= least.budget_bytes / 2 => plan = Plan { rows, experts },
@@ -57,11 +61,11 @@ pub(super) struct OnGpu {
 }
 
 /// The plan for models that run side by side on a GPU, or on several. Refuses models that have no room there at all.
-pub(super) fn on_gpu(models: &[(&Path, &Config)], longest: u64, allowed: Allowed, device: Device) -> Result<OnGpu> {
+pub(super) fn on_gpu(models: &[Part<'_>], longest: u64, allowed: Allowed, device: Device) -> Result<OnGpu> {
     let fits = |rows: usize| -> Result<Spread> {
         let positions = gpu_positions((limits::WAITING_BATCHES * rows) as u64 + longest);
-        let needs = || models.iter().map(|(path, config)| Needs::of(path, config, positions, rows as u64)).collect();
-        Ok(together(&fits_device(device, &needs, allowed)?))
+        let needs = |&(path, config, loaded): &Part<'_>| Needs::of(path, config, loaded, positions, rows as u64);
+        Ok(together(&fits_device(device, &|| models.iter().map(needs).collect(), allowed)?))
     };
     Ok(with_most_rows(fits(limits::BATCH_ROWS)?, |rows| fits(rows).ok()))
 }
@@ -127,11 +131,11 @@ mod tests {
     fn more_rows_where_experts_come_from_the_disk() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/nano");
         let config = Config::read(&directory).unwrap();
-        let one = [(directory.as_path(), &config)];
+        let one = [(directory.as_path(), &config, Loaded::Whole)];
         let of = |memory: u64| plan(&one, 100, Some(memory)).unwrap();
         let all = of(1 << 30);
         assert_eq!((all.rows, all.experts.direct), (limits::BATCH_ROWS, false));
-        let needs = Needs::of(&directory, &config, 4 * 512 + 100, 512);
+        let needs = Needs::of(&directory, &config, Loaded::Whole, 4 * 512 + 100, 512);
         let least = needs.fixed() + needs.experts_at_least;
         assert_eq!(of(least).rows, limits::BATCH_ROWS);
         assert_eq!(of(least).experts.budget_bytes, needs.experts_at_least);

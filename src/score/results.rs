@@ -60,6 +60,11 @@ pub struct BoundInput {
 }
 
 impl Binding {
+    /// How sums were formed, `exact` or `fast`.
+    pub fn mode(&self) -> &str {
+        self.backend.split_once(' ').map_or("", |(_, mode)| mode)
+    }
+
     /// The first part in which two differ, and what both say. Results of other models can be compared with, so then the
     /// model and the backend do not count.
     pub fn difference(&self, other: &Binding, same_model: bool) -> Option<(String, String, String)> {

@@ -15,7 +15,7 @@ use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::anonymous_bytes;
 use crate::isa::Isa;
 use crate::limits;
-use crate::model::Model;
+use crate::model::{Loaded, Model};
 use crate::report::{DeviceExperts, Experts, GpuRun, ScoreProbes, ScoreShares};
 use crate::tensor::TensorName;
 use crate::weights::Model as Stored;
@@ -103,9 +103,12 @@ impl Job<'_> {
         let tag = baseline.map(|baseline| baseline.tag.as_str());
         let started = Instant::now();
         self.watch.phase("loading the model");
-        let own = Model::load(model.weights(), backend)?;
+        let own = Model::load_parts(model.weights(), backend, Loaded::for_drafts(probe))?;
         let theirs = match baseline.map(|baseline| &baseline.source) {
-            Some(Source::Model(model)) => Some(self.other(Model::load(model.weights(), backend)?)?),
+            Some(Source::Model(model)) => {
+                let theirs = Model::load_parts(model.weights(), backend, Loaded::WithoutMtp)?;
+                Some(self.other(theirs)?)
+            }
             _ => None,
         };
         let loading_seconds = started.elapsed().as_secs_f64();

@@ -95,6 +95,7 @@ fn compared(job: &Job<'_>, baseline: &Compared, records: &[&Record]) -> ScoreBas
         kind: baseline.kind.to_owned(),
         model_kind: baseline.model_kind.clone(),
         model_sha256: baseline.model_sha256.clone(),
+        mode: Some(baseline.mode.clone()),
         kl_method: baseline.tag.split(' ').next().unwrap_or_default().to_owned(),
         positions: apart.positions,
         kl_mean: apart.mean,

@@ -30,7 +30,7 @@ use crate::weights::Weights;
 pub use entry::{FAST_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, logprob_tolerance};
 pub use own::OWN as OWN_REFERENCE;
 use own::Texts;
-pub use prepare::positions;
+pub use prepare::{OF_SOURCE, positions};
 pub(super) use source::SourceShare;
 
 pub(super) use prepare::{Prepared, prepare};

@@ -111,7 +111,6 @@ struct Products {
         emulated::wide_matrices(sums, N, a, (uintptr_t)b << 4, add != 0);
     }
 };
-inline void read_soon(const unsigned*) {}
 // Products are done when they are started.
 inline void products_begin() {}
 inline void products_end() {}
@@ -141,6 +140,7 @@ inline unsigned masked(unsigned a, unsigned mask, unsigned set) { return (a & ma
 inline unsigned in_register(unsigned value) { return value; }
 inline uint4 read_once(const unsigned* from) { return *(const uint4*)from; }
 // One kernel runs after the other.
+inline void fetch_ahead(const void*) {}
 inline void wait_for_kernels_before() {}
 inline void let_next_kernel_begin() {}
 #define shared_memory ((uint4*)emulated::launch_shared)

@@ -179,6 +179,25 @@ fn tokens_in_fast_mode_are_no_evidence() {
     assert!(lines(&report).contains("the mode in which tokens were verified"), "{}", lines(&report));
 }
 
+/// Nor do scores with them, or against such scores of the source.
+#[test]
+fn scores_in_fast_mode_are_no_evidence() {
+    type Case = (fn(&mut Value), &'static str);
+    let cases: [Case; 2] = [
+        (|report| report["mode"] = json!("fast"), "the mode in which the container was scored is fast"),
+        (
+            |report| report["baseline"]["mode"] = json!("fast"),
+            "the mode in which the baseline was scored is fast, the policy asks for exact",
+        ),
+    ];
+    for (edit, says) in cases {
+        let place = Place::new();
+        place.edit("score.json", edit);
+        let report = place.refuses(&place.options(), &["policy-missed"]);
+        assert!(lines(&report).contains(says), "{}", lines(&report));
+    }
+}
+
 #[test]
 fn more_of_the_score_is_looked_at() {
     let place = Place::new();

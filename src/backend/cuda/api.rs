@@ -35,7 +35,7 @@ impl Handle {
 pub(super) type Address = u64;
 
 /// `CUDA_SUCCESS`
-const SUCCESS: u32 = 0;
+pub(super) const SUCCESS: u32 = 0;
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(super) const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`

@@ -9,7 +9,7 @@ use crate::backend::gpu::driver::DeviceMemory;
 use crate::error::{FaultKind, Result};
 
 /// Bytes of shared memory that kernels which choose some have beside them, at most.
-const OWN_SHARED_BYTES: u32 = 24 << 10;
+const OWN_SHARED_BYTES: u32 = 32 << 10;
 
 /// A GPU as the driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,6 +22,9 @@ pub const IMAGES: &[Image] = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/kern
 /// The oldest architecture that there are kernels for.
 pub const OLDEST: u32 = 75;
 
+/// The oldest architecture whose code waits for the kernels before by itself.
+const WAITS: u32 = 90;
+
 /// Code for a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
@@ -57,6 +60,12 @@ impl Image {
 }
 
 impl Code {
+    /// Whether its kernels wait for those before by themselves, and so may be started before these have ended:
+    /// kernels/cuda/common.cuh, begin.
+    pub fn waits(self) -> bool {
+        matches!(self, Code::Cubin(WAITS.., _) | Code::Ptx(WAITS.., _))
+    }
+
     /// `sm_90` or `compute_75 (PTX)`.
     pub fn name(self) -> String {
         match self {
@@ -121,6 +130,9 @@ mod tests {
             assert_eq!(name(device).as_deref(), Some(code), "{device}");
         }
         assert_eq!(name(70), None);
+        let waits = |architecture, prefer| IMAGE.code(architecture, prefer).unwrap().waits();
+        assert!(waits(90, Prefer::Cubin) && waits(121, Prefer::Cubin));
+        assert!(!waits(89, Prefer::Cubin) && !waits(90, Prefer::Ptx) && !waits(130, Prefer::Cubin));
         assert_eq!(IMAGE.code(90, Prefer::Ptx), Some(Code::Ptx(75, "ptx")));
     }
 }

@@ -17,10 +17,8 @@ use crate::error::{FaultKind, Result};
 pub(super) const STAGING_BYTES: usize = 8 << 20;
 /// Words of constants that a kernel is given; it reads as many as its struct has.
 const CONSTANTS: usize = 32;
-/// The architecture from which on a kernel may begin before the one before has ended.
-const EARLY: u32 = 90;
 /// Most buffers of a kernel.
-const BUFFERS: usize = 8;
+const BUFFERS: usize = 9;
 
 /// A stream with its context, staging memory and kernels.
 #[derive(Debug)]
@@ -41,7 +39,7 @@ pub(super) struct State {
     /// A stream for uploads, from the first of them on.
     pub(super) uploads: Option<Uploads>,
     modules: HashMap<&'static str, Handle>,
-    functions: HashMap<Kernel, Handle>,
+    functions: HashMap<Kernel, Function>,
     /// Groups that run at the same time, with so many bytes of shared memory.
     resident: HashMap<(Kernel, u32), u32>,
     /// Kernels started since the last wait, and the last of them.
@@ -52,6 +50,14 @@ pub(super) struct State {
     pub(super) left: Vec<Address>,
     /// The call that failed, and its code: what was asked for may not have been done.
     failed: Option<(&'static str, u32)>,
+}
+
+/// A kernel that is ready.
+#[derive(Debug, Clone, Copy)]
+struct Function {
+    handle: Handle,
+    /// Whether it may be started before the kernel before has ended.
+    early: bool,
 }
 
 /// A buffer in pinned memory, and the event after the copy that last used it.
@@ -317,7 +323,7 @@ impl Stream {
         assert_eq!(launch.buffers.len(), kernel.name.buffers(), "buffers of {}", kernel.function());
         assert!(launch.constants.len() <= CONSTANTS, "constants of {}", kernel.function());
         let mut state = self.begin()?;
-        let function = self.function(&mut state, kernel)?;
+        let Function { handle: function, early } = self.function(&mut state, kernel)?;
         let mut addresses = [0 as Address; BUFFERS];
         let mut constants = [0u32; CONSTANTS];
         let mut parameters = [std::ptr::null_mut::<c_void>(); BUFFERS + 1];
@@ -331,7 +337,7 @@ impl Stream {
         let (stream, extra, shared) = (state.stream(), std::ptr::null_mut(), launch.shared_bytes);
         // SAFETY: the driver copies the parameters before it returns: an address for each pointer of the kernel, and for its
         // struct as many words as it has, which are at most those of `constants`.
-        let (code, call) = if launch.early && self.description.architecture >= EARLY {
+        let (code, call) = if early {
             let early =
                 api::LaunchAttribute { id: api::LAUNCH_EARLY, padding: [0; 4], value: [1, 0, 0, 0, 0, 0, 0, 0] };
             let config = api::LaunchConfig {
@@ -353,7 +359,9 @@ impl Stream {
             };
             (code, "cuLaunchKernel")
         };
-        self.check_after(&mut state, code, format!("start the kernel {}", kernel.function()), call)?;
+        if code != api::SUCCESS {
+            self.check_after(&mut state, code, format!("start the kernel {}", kernel.function()), call)?;
+        }
         match &mut state.recorded {
             Some(recorded) => recorded.add(kernel, launch.buffers.iter().map(|buffer| Arc::clone(&buffer.0))),
             None => state.was_launched(1, kernel),
@@ -362,17 +370,18 @@ impl Stream {
     }
 
     /// The function of a kernel; its module is loaded when the first of its kernels is wanted.
-    fn function(&self, state: &mut State, kernel: Kernel) -> Result<Handle> {
+    fn function(&self, state: &mut State, kernel: Kernel) -> Result<Function> {
         if let Some(&function) = state.functions.get(&kernel) {
             return Ok(function);
         }
         let name = kernel.function();
         let absent = || fault(FaultKind::GpuKernel { device: self.label.clone(), kernel: kernel.function() });
         let image = images::holding(kernel).ok_or_else(absent)?;
+        let code = image.code(self.description.architecture, self.prefer).ok_or_else(absent)?;
+        let early = code.waits();
         let module = match state.modules.get(image.file) {
             Some(&module) => module,
             None => {
-                let code = image.code(self.description.architecture, self.prefer).ok_or_else(absent)?;
                 let module = self.load(state, image.file, code)?;
                 state.modules.insert(image.file, module);
                 module
@@ -389,6 +398,7 @@ impl Stream {
             let code = unsafe { (self.api.cuFuncSetAttribute)(function, api::FUNCTION_SHARED_BYTES, most) };
             self.check_after(state, code, format!("give shared memory to the kernel {name}"), "cuFuncSetAttribute")?;
         }
+        let function = Function { handle: function, early };
         state.functions.insert(kernel, function);
         Ok(function)
     }
@@ -404,7 +414,7 @@ impl Stream {
         if let Some(&groups) = state.resident.get(&(kernel, shared_bytes)) {
             return Ok(groups);
         }
-        let function = self.function(&mut state, kernel)?;
+        let function = self.function(&mut state, kernel)?.handle;
         let (mut groups, threads) = (0, kernel.name.threads() as c_int);
         // SAFETY: the pointer is to a local variable, the function is loaded.
         let code = unsafe {

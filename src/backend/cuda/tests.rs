@@ -92,7 +92,7 @@ fn uploads_in_order(cuda: &Cuda) {
     let add = |constants: &[u32]| {
         let kernel = Kernel::plain(Name::Add);
         let (buffers, shared_bytes) = (&[&x, &y], 0);
-        cuda.launch(&Launch { kernel, groups: [2, 1, 1], buffers, constants, shared_bytes, early: false }).unwrap();
+        cuda.launch(&Launch { kernel, groups: [2, 1, 1], buffers, constants, shared_bytes }).unwrap();
     };
     for step in 0..100u16 {
         cuda.uploads_after_launches().unwrap();
@@ -159,7 +159,6 @@ fn launches_in_order(cuda: &Cuda) {
             buffers: &[x, y],
             constants: &[1000],
             shared_bytes: 0,
-            early: false,
         };
         cuda.launch(&launch).unwrap();
     };

@@ -10,7 +10,7 @@ use crate::backend::{Dsa, Mla};
 use crate::error::Result;
 
 /// Entries of a split of a list, heads of a group of threads: kernels/cuda/attention.cu.
-const SPLIT: usize = 256;
+const SPLIT: usize = 64;
 const HEADS: usize = 8;
 /// Entries of a list that a group of threads scores: kernels/cuda/indexer.cu.
 const TILE: usize = 64;
@@ -143,7 +143,16 @@ impl<D: Driver> Gpu<D> {
     /// Adds rows to a cache, which grows to twice its room where it has too little.
     pub(super) fn append_rows(&self, cache: &mut Cache<D>, rows: &Rows<D>) -> Result<()> {
         assert_eq!(cache.width, rows.width, "width of a cache and of its new rows");
-        let needed = cache.rows + rows.rows;
+        self.room_for(cache, rows.rows)?;
+        let width = cache.width;
+        self.copy(rows.buffer(), [0, width, 0], &cache.values, [cache.rows, width, 0], [rows.rows, width])?;
+        cache.rows += rows.rows;
+        Ok(())
+    }
+
+    /// Makes room for so many more rows.
+    pub(super) fn room_for(&self, cache: &mut Cache<D>, rows: usize) -> Result<()> {
+        let needed = cache.rows + rows;
         if needed > cache.room {
             let room = needed.max(2 * cache.room);
             let grown = self.device.values(room * cache.width)?;
@@ -157,9 +166,6 @@ impl<D: Driver> Gpu<D> {
             cache.values = grown;
             cache.room = room;
         }
-        let width = cache.width;
-        self.copy(rows.buffer(), [0, width, 0], &cache.values, [cache.rows, width, 0], [rows.rows, width])?;
-        cache.rows = needed;
         Ok(())
     }
 

@@ -97,15 +97,6 @@ impl<D: Driver> Recorded<D> {
     }
 }
 
-/// How a kernel is started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Manner {
-    /// Bytes of shared memory that it asks for.
-    pub shared_bytes: u32,
-    /// Whether it may begin before the launch before it has ended.
-    pub early: bool,
-}
-
 /// Bytes that the kernels of a launch read and write at most of wrong numbers.
 const WRONG_BYTES: usize = 1 << 16;
 
@@ -242,17 +233,17 @@ impl<D: Driver> Device<D> {
 
     /// Starts a kernel; no groups are no work.
     pub fn launch(&self, kernel: Kernel, groups: [usize; 3], buffers: &[&D::Buffer], constants: &[u32]) -> Result<()> {
-        self.launch_with(kernel, groups, buffers, constants, Manner::default())
+        self.launch_with(kernel, groups, buffers, constants, 0)
     }
 
-    /// The same, in a manner of its own.
+    /// The same, with so many bytes of shared memory that the kernel asks for.
     pub fn launch_with(
         &self,
         kernel: Kernel,
         groups: [usize; 3],
         buffers: &[&D::Buffer],
         constants: &[u32],
-        manner: Manner,
+        shared_bytes: u32,
     ) -> Result<()> {
         assert_eq!(buffers.len(), kernel.name.buffers(), "buffers of {}", kernel.function());
         if groups.contains(&0) {
@@ -274,8 +265,7 @@ impl<D: Driver> Device<D> {
             let fault = FaultKind::GpuInjected { kernel: kernel.function(), launch: number };
             return Err(Fault::new(Place::default(), fault));
         }
-        let Manner { shared_bytes, early } = manner;
-        self.driver.launch(&Launch { kernel, groups, buffers, constants, shared_bytes, early })?;
+        self.driver.launch(&Launch { kernel, groups, buffers, constants, shared_bytes })?;
         match kernel.name.output() {
             Some(output) if due.is_some() => {
                 self.made(number, kernel);

@@ -144,8 +144,6 @@ pub struct Launch<'a, B> {
     pub constants: &'a [u32],
     /// Bytes of shared memory that the kernel asks for, beside what it always has.
     pub shared_bytes: u32,
-    /// Whether it may begin before the launch before it has ended: the kernel itself waits before it uses what that wrote.
-    pub early: bool,
 }
 
 /// The methods of a driver for tests that has another as `driver`, and differs from it in limits and in what it allocates alone.

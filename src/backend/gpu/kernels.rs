@@ -29,17 +29,22 @@ pub enum Name {
     Merge,
     IndexScores,
     TopPositions,
+    RouterLogits,
     Choose,
     GroupRows,
     Combine,
+    CombineOnto,
     RmsNorm,
+    AddNorm,
     LayerNorm,
     Rope,
+    Keep,
     CopyRows,
     TakeRows,
     Add,
     Swiglu,
     Predict,
+    PredictMerge,
     Read,
     FmaPeak,
     Stream,
@@ -150,6 +155,7 @@ impl Name {
     pub fn tiles(self) -> &'static [u32] {
         match self {
             Name::Matmul | Name::Experts => &TILE_ROWS,
+            Name::RouterLogits => &[1, 8],
             _ => self.streamed().unwrap_or_default(),
         }
     }
@@ -157,13 +163,14 @@ impl Name {
     /// The file of its source, without an ending.
     pub fn file(self) -> &'static str {
         match self {
-            Name::Matmul | Name::Experts | Name::Embed | Name::Absorb | Name::Predict | Name::Read => self.into(),
+            Name::Matmul | Name::Experts | Name::Embed | Name::Absorb | Name::Read => self.into(),
+            Name::Predict | Name::PredictMerge => "predict",
             Name::FmaPeak => "peak",
             Name::Attend | Name::Merge => "attention",
             Name::IndexScores | Name::TopPositions => "indexer",
-            Name::Choose | Name::GroupRows | Name::Combine => "router",
-            Name::RmsNorm | Name::LayerNorm | Name::Rope | Name::CopyRows | Name::TakeRows | Name::Add => "pointwise",
-            Name::Swiglu => "pointwise",
+            Name::RouterLogits | Name::Choose | Name::GroupRows | Name::Combine | Name::CombineOnto => "router",
+            Name::RmsNorm | Name::AddNorm | Name::LayerNorm | Name::Rope | Name::Keep => "pointwise",
+            Name::CopyRows | Name::TakeRows | Name::Add | Name::Swiglu => "pointwise",
             Name::Stream | Name::StreamNarrow | Name::StreamRanges => "stream",
             Name::Fast | Name::FastNarrow | Name::FastRanges => "stream",
             Name::StreamTile | Name::FastTile => "tile",
@@ -180,24 +187,18 @@ impl Name {
     /// Buffers that it has.
     pub fn buffers(self) -> usize {
         match self {
-            Name::Experts
-            | Name::StreamExperts
-            | Name::StreamExpertsRanges
-            | Name::StreamExpertsTile
-            | Name::StreamExpertsWide
-            | Name::FastExperts
-            | Name::FastExpertsRanges
-            | Name::FastExpertsTile
-            | Name::FastExpertsWide => 6,
-            Name::IndexScores => 5,
-            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile | Name::StreamWide => 4,
-            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile | Name::FastWide => 4,
-            Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm | Name::Choose => 4,
-            Name::SumExpertsRanges => 4,
+            Name::StreamExperts | Name::StreamExpertsRanges | Name::StreamExpertsTile => 9,
+            Name::FastExperts | Name::FastExpertsRanges | Name::FastExpertsTile => 9,
+            Name::Experts | Name::StreamExpertsWide | Name::FastExpertsWide => 6,
+            Name::IndexScores | Name::Keep | Name::Choose | Name::SumExpertsRanges => 5,
+            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile | Name::StreamWide => 5,
+            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile | Name::FastWide => 5,
+            Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm => 4,
+            Name::AddNorm | Name::CombineOnto | Name::PredictMerge => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
-            Name::Swiglu | Name::Predict => 3,
-            Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read => 2,
-            Name::SumRanges | Name::RoundRows => 2,
+            Name::Swiglu | Name::RouterLogits | Name::SumRanges => 3,
+            Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read | Name::Predict => 2,
+            Name::RoundRows => 2,
             Name::FmaPeak => 1,
         }
     }
@@ -207,14 +208,14 @@ impl Name {
     /// The buffer that it writes numbers to; `None` for one that writes others.
     pub fn output(self) -> Option<usize> {
         match self {
-            Name::TopPositions | Name::Choose | Name::GroupRows | Name::Predict | Name::Read => None,
+            Name::TopPositions | Name::Choose | Name::GroupRows | Name::Read => None,
+            Name::Predict | Name::PredictMerge => None,
             // x, for one kernel alone
             Name::RoundRows => None,
             Name::Rope | Name::Add => Some(0),
-            Name::CopyRows => Some(1),
-            Name::SumExpertsRanges => Some(1),
+            Name::CopyRows | Name::SumRanges | Name::SumExpertsRanges => Some(1),
             // after weights and x; the choice of experts comes behind
-            name if name.buffers() == 6 => Some(3),
+            name if name == Name::Experts || name.reads_bricks() => Some(3),
             _ => Some(self.buffers() - 1),
         }
     }

@@ -13,7 +13,8 @@ use super::driver::{Driver, Route};
 use super::placement::Placement;
 use super::{Experts, Gpu, Weight, device, rows, tiers};
 use crate::backend::{
-    Backend, Counters, Dsa, ExpertSource, Heads, Mla, Mode, OnDevice, Places, Prediction, Rope, Routed, Routing,
+    Backend, Counters, Dsa, ExpertSource, Heads, Kept, Mla, Mode, OnDevice, Pair, Places, Prediction, Rope, Routed,
+    Routing,
 };
 use crate::error::{Faults, Result};
 use crate::experts;
@@ -101,7 +102,8 @@ impl<D: Driver> Copied<D> for rows::Choice<D> {
         let count = self.rows * self.chosen;
         let (ids, weights) = (values(from, to, &self.ids, count)?, values(from, to, &self.weights, count)?);
         let known = self.known.clone();
-        Ok((rows::Choice { ids, weights, rows: self.rows, chosen: self.chosen, known }, 8 * count as u64))
+        let (rows, chosen) = (self.rows, self.chosen);
+        Ok((rows::Choice { ids, weights, rows, chosen, groups: None, known }, 8 * count as u64))
     }
 }
 
@@ -147,6 +149,14 @@ impl<D: Driver> Many<D> {
     /// What lies where.
     pub fn placement(&self) -> &Placement {
         &self.placement
+    }
+
+    /// Rows of a cache, on this device if there are none yet.
+    fn kept_at<'c>(&self, cache: &'c mut Cache<D>, at: usize) -> Result<&'c mut On<rows::Cache<D>>> {
+        Ok(match &mut cache.kept {
+            Some(kept) => kept,
+            none => none.insert(On { at, value: self.gpus[at].cache(cache.width)? }),
+        })
     }
 
     /// Something on a device: itself, or a copy that is made once.
@@ -241,6 +251,11 @@ impl<D: Driver> Backend for Many<D> {
         Ok(On { at, value: self.gpus[at].upload_linear(name, matrix)? })
     }
 
+    fn upload_pair(&self, names: [&str; 2], matrices: [Matrix; 2]) -> Result<Pair<Self::Weight>> {
+        let at = self.placement.of_weight(names[0]);
+        Ok(self.gpus[at].upload_pair(names, matrices)?.map(|value| On { at, value }))
+    }
+
     fn upload_experts(&self, source: &dyn ExpertSource) -> Result<Self::Experts, Faults> {
         let at = self.placement.of_layer(source.layer());
         Ok(On { at, value: self.gpus[at].upload_experts(source)? })
@@ -296,6 +311,18 @@ impl<D: Driver> Backend for Many<D> {
         Ok(Moving::new(at, self.gpus[at].matmul(weight, &*self.on(x, at)?)?))
     }
 
+    fn matmul_pair(&self, pair: Pair<&Self::Weight>, x: &Self::Rows) -> Result<[Self::Rows; 2]> {
+        let (Pair::Apart(&On { at, .. }, _) | Pair::Joined(&On { at, .. }, _)) = pair;
+        let out = self.gpus[at].matmul_pair(pair.map(|weight| &weight.value), &*self.on(x, at)?)?;
+        Ok(out.map(|rows| Moving::new(at, rows)))
+    }
+
+    fn add_norm(&self, x: &mut Self::Rows, y: &Self::Rows, weight: &Self::Weight, eps: f64) -> Result<Self::Rows> {
+        let at = weight.at;
+        let y = self.on(y, at)?;
+        Ok(Moving::new(at, self.gpus[at].add_norm(self.change(x, at)?, &y, weight, eps)?))
+    }
+
     fn swiglu(&self, gate: &Self::Rows, up: &Self::Rows) -> Result<Self::Rows> {
         let at = gate.at;
         Ok(Moving::new(at, self.gpus[at].swiglu(&gate.value, &*self.on(up, at)?)?))
@@ -315,14 +342,24 @@ impl<D: Driver> Backend for Many<D> {
     }
 
     fn append(&self, cache: &mut Cache<D>, rows: &Self::Rows) -> Result<()> {
-        let kept = match &mut cache.kept {
-            Some(kept) => kept,
-            None => {
-                let value = self.gpus[rows.at].cache(cache.width)?;
-                cache.kept.insert(On { at: rows.at, value })
-            }
-        };
+        let kept = self.kept_at(cache, rows.at)?;
         self.gpus[kept.at].append(&mut kept.value, &*self.on(rows, kept.at)?)
+    }
+
+    fn keep(
+        &self,
+        cache: &mut Cache<D>,
+        q: &mut Self::Rows,
+        kv: &Self::Rows,
+        kept: &Kept<'_, Self::Weight>,
+        positions: &[usize],
+    ) -> Result<()> {
+        let &Kept { norm: &On { at, value: ref norm }, eps, latent, rope, heads } = kept;
+        let cache = self.kept_at(cache, at)?;
+        assert_eq!(at, cache.at, "a layer's cache is with its weights");
+        let kv = self.on(kv, at)?;
+        let kept = Kept { norm, eps, latent, rope, heads };
+        self.gpus[at].keep(&mut cache.value, self.change(q, at)?, &kv, &kept, positions)
     }
 
     fn truncate(&self, cache: &mut Cache<D>, len: usize) {
@@ -416,6 +453,19 @@ impl<D: Driver> Backend for Many<D> {
         let at = experts.at;
         let (choice, x) = (self.on(choice, at)?, self.on(x, at)?);
         Ok(Moving::new(at, self.gpus[at].experts(experts, &choice, &x)?))
+    }
+
+    fn add_experts(
+        &self,
+        stream: &mut Self::Rows,
+        experts: &Self::Experts,
+        choice: &Self::Choice,
+        x: &Self::Rows,
+        shared: &Self::Rows,
+    ) -> Result<()> {
+        let at = experts.at;
+        let (choice, x, shared) = (self.on(choice, at)?, self.on(x, at)?, self.on(shared, at)?);
+        self.gpus[at].add_experts(self.change(stream, at)?, experts, &choice, &x, &shared)
     }
 
     fn predict(&self, head: &Self::Weight, x: &Self::Rows, asked: &[Option<u32>]) -> Result<Vec<Prediction>> {

@@ -16,7 +16,7 @@ impl<D: Driver> Gpu<D> {
         let ids: Vec<u32> = routed.iter().flatten().map(|&(expert, _)| expert as u32).collect();
         let weights: Vec<f32> = routed.iter().flatten().map(|&(_, weight)| weight).collect();
         let (words, floats) = (self.device.words(&ids)?, self.device.floats(&weights)?);
-        Ok(Choice { ids: words, weights: floats, rows: routed.len(), chosen, known: ids.into() })
+        Ok(Choice { ids: words, weights: floats, rows: routed.len(), chosen, groups: None, known: ids.into() })
     }
 
     /// The slots of a choice, by expert: for [`Gpu::projected`].

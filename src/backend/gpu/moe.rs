@@ -1,14 +1,15 @@
 //! The choice of experts, and the chosen experts, whether all of them are on the device or some.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::device::{Pooled, groups_of};
 use super::driver::Driver;
-use super::kernels::{Kernel, Name, THREADS};
+use super::kernels::{Coding, Kernel, Name, THREADS};
 use super::rows::{Choice, Rows};
+use super::stream::MANY_ROWS;
 use super::tiers::Layer;
-use super::weight::{ExpertMatrices, Slab, Weight};
+use super::weight::{ExpertMatrices, Layout, Slab, Weight};
 use super::{Gpu, LAUNCH_TERMS, tile};
 use crate::backend::{ExpertSource, Routing};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -18,6 +19,9 @@ use crate::roles::Projection;
 /// Most experts of a layer, and groups of them: kernels/cuda/router.cu.
 pub(super) const MOST_EXPERTS: usize = 1024;
 const MOST_GROUPS: usize = 256;
+/// Experts, and rows of several, of a group of threads: kernels/cuda/router.cu, router_logits.
+const EXPERTS_AT_ONCE: usize = 2;
+const LOGIT_ROWS: usize = 8;
 
 /// The routed experts of a layer.
 #[derive(Debug)]
@@ -75,11 +79,19 @@ impl<D: Driver> Experts<D> {
 /// Slots grouped by expert, for one launch after the other.
 #[derive(Debug)]
 pub struct Groups<D: Driver> {
-    pub(super) words: Pooled<D>,
+    pub(super) words: Arc<Pooled<D>>,
     /// Experts that it has room for.
     pub(super) most: usize,
     pub(super) rows: usize,
     pub(super) slots: usize,
+}
+
+impl<D: Driver> Groups<D> {
+    /// Rows of x that a group of threads takes at a time. An expert has few of the rows, and products with rows that it does not
+    /// have are lost: so it is twice as many as experts have on average. One that has more of them is gone through again.
+    fn tile(&self) -> u32 {
+        tile(self.rows.min(2 * self.slots.div_ceil(self.most)))
+    }
 }
 
 /// What was chosen for some rows.
@@ -91,6 +103,8 @@ struct Chosen<'c, D: Driver> {
     known: &'c [u32],
     /// Experts of a row.
     count: usize,
+    /// The slots by expert, if they are known.
+    groups: Option<Arc<Pooled<D>>>,
 }
 
 /// Numbers of experts, each once, ascending.
@@ -133,12 +147,14 @@ impl<D: Driver> Gpu<D> {
                 return Err(Fault::new(Place::default(), FaultKind::GpuDimension { what, found, limit }));
             }
         }
-        let logits = self.matmul_rows(gate, x)?;
+        let logits = self.router_logits(gate, x)?;
         let (ids, weights) = (self.device.values(x.rows * chosen)?, self.device.values(x.rows * chosen)?);
+        // Of one row the slots by expert are the choice in another order.
+        let groups = Arc::new(self.device.values(2 + 3 * chosen)?);
         self.device.launch(
             Kernel::plain(Name::Choose),
             [x.rows, 1, 1],
-            &[logits.buffer(), bias.vector(), ids.buffer(), weights.buffer()],
+            &[logits.buffer(), bias.vector(), ids.buffer(), weights.buffer(), groups.buffer()],
             &[
                 experts as u32,
                 chosen as u32,
@@ -148,7 +164,26 @@ impl<D: Driver> Gpu<D> {
                 routing.factor.to_bits(),
             ],
         )?;
-        Ok(Choice { ids, weights, rows: x.rows, chosen, known: OnceLock::new() })
+        let groups = (x.rows == 1).then_some(groups);
+        Ok(Choice { ids, weights, rows: x.rows, chosen, groups, known: OnceLock::new() })
+    }
+
+    /// x [n, I] · gateᵀ → [n, experts].
+    fn router_logits(&self, gate: &Weight<D>, x: &Rows<D>) -> Result<Rows<D>> {
+        let Layout { rows: experts, columns, stride, coding, .. } = gate.layout;
+        if coding != Coding::F32 || gate.parts.len() != 1 {
+            return self.matmul_rows(gate, x);
+        }
+        assert_eq!(x.width, columns, "width of a product");
+        let logits = self.rows(x.rows, experts)?;
+        let rows = if x.rows == 1 { 1 } else { LOGIT_ROWS };
+        self.device.launch(
+            Kernel { name: Name::RouterLogits, coding: None, rows: Some(rows as u32) },
+            [experts.div_ceil(EXPERTS_AT_ONCE), x.rows.div_ceil(rows), 1],
+            &[gate.parts[0].codes(), x.buffer(), logits.buffer()],
+            &[experts as u32, columns as u32, stride as u32, x.rows as u32],
+        )?;
+        Ok(logits)
     }
 
     /// The numbers of the chosen experts, row after row: copied back once.
@@ -182,8 +217,15 @@ impl<D: Driver> Gpu<D> {
         }
     }
 
-    /// [`crate::backend::Backend::experts`].
-    pub(super) fn mixture(&self, experts: &Experts<D>, choice: &Choice<D>, x: &Rows<D>) -> Result<Rows<D>> {
+    /// [`crate::backend::Backend::experts`], or, `onto` the first of two with the second added,
+    /// [`crate::backend::Backend::add_experts`]; then what is given back is empty.
+    pub(super) fn mixture(
+        &self,
+        experts: &Experts<D>,
+        choice: &Choice<D>,
+        x: &Rows<D>,
+        onto: Option<(&Rows<D>, &Rows<D>)>,
+    ) -> Result<Rows<D>> {
         assert_eq!(choice.rows, x.rows, "rows and choices");
         let slot_terms = x.width * experts.inner_rows();
         // In tiers a batch has few experts: all of its slots are those of one at least.
@@ -191,14 +233,16 @@ impl<D: Driver> Gpu<D> {
             Held::Whole(_) => choice.chosen * slot_terms,
             Held::Tiered(_) => slot_terms,
         };
-        let step = (LAUNCH_TERMS / row_terms.max(1)).max(1);
+        let room = if x.rows < MANY_ROWS { x.rows } else { self.most_rows(experts, choice.chosen)? };
+        let step = (LAUNCH_TERMS / row_terms.max(1)).min(room).max(1);
         let known = match &experts.held {
             Held::Whole(_) => &[],
             Held::Tiered(_) => self.known(choice)?,
         };
         if x.rows <= step {
-            let chosen = Chosen { ids: &choice.ids, weights: &choice.weights, known, count: choice.chosen };
-            return self.mixture_of(experts, &chosen, x);
+            let (ids, weights, groups) = (&choice.ids, &choice.weights, choice.groups.clone());
+            let chosen = Chosen { ids, weights, known, count: choice.chosen, groups };
+            return self.mixture_of(experts, &chosen, x, onto);
         }
         // Some rows at a time, so that no launch takes long.
         let out = self.rows(x.rows, x.width)?;
@@ -213,47 +257,96 @@ impl<D: Driver> Gpu<D> {
                 (part(choice.ids.buffer(), choice.chosen)?, part(choice.weights.buffer(), choice.chosen)?);
             let of_part = Rows { values: part(x.buffer(), x.width)?, rows, width: x.width };
             let known = known.get(first * choice.chosen..(first + rows) * choice.chosen).unwrap_or_default();
-            let chosen = Chosen { ids: &ids, weights: &weights, known, count: choice.chosen };
-            let sums = self.mixture_of(experts, &chosen, &of_part)?;
+            let chosen = Chosen { ids: &ids, weights: &weights, known, count: choice.chosen, groups: None };
+            let sums = self.mixture_of(experts, &chosen, &of_part, None)?;
             let whole = [rows, x.width];
             self.copy(sums.buffer(), [0, x.width, 0], &out.values, [first, x.width, 0], whole)?;
+        }
+        if let Some((stream, shared)) = onto {
+            self.sum(&out, shared)?;
+            self.sum(stream, &out)?;
         }
         Ok(out)
     }
 
-    fn mixture_of(&self, experts: &Experts<D>, chosen: &Chosen<'_, D>, x: &Rows<D>) -> Result<Rows<D>> {
-        let groups = self.grouped(experts, chosen.ids, x.rows, chosen.count)?;
+    fn mixture_of(
+        &self,
+        experts: &Experts<D>,
+        chosen: &Chosen<'_, D>,
+        x: &Rows<D>,
+        onto: Option<(&Rows<D>, &Rows<D>)>,
+    ) -> Result<Rows<D>> {
+        let groups = match &chosen.groups {
+            Some(words) => Groups { words: words.clone(), most: chosen.count, rows: 1, slots: chosen.count },
+            None => self.grouped(experts, chosen.ids, x.rows, chosen.count)?,
+        };
         let slots = groups.slots;
         let [gate, up] = [self.rows(slots, experts.inner_rows())?, self.rows(slots, experts.inner_rows())?];
         let down = self.rows(slots, x.width)?;
-        let (of_row, of_slot) = (chosen.count, 1);
+        let of_slot = 1;
         match &experts.held {
             Held::Whole(matrices) => {
                 let [gates, ups, downs] = matrices.each_ref().map(|matrices| matrices.slabs.iter());
-                self.of_experts(gates, x, &gate, &groups, of_row, false)?;
-                self.of_experts(ups, x, &up, &groups, of_row, true)?;
+                self.gates_and_ups(gates, ups, x, [&gate, &up], &groups)?;
                 self.of_experts(downs, &self.gated(&gate, &up)?, &down, &groups, of_slot, true)?;
             }
             Held::Tiered(layer) => {
                 let most_slots = LAUNCH_TERMS / (x.width * experts.inner_rows()).max(1);
                 let mut pass = layer.pass(&counts(chosen.known), most_slots)?;
                 while let Some(batch) = pass.next()? {
-                    self.of_experts(pass.slabs(&batch, Projection::Gate), x, &gate, &groups, of_row, false)?;
-                    self.of_experts(pass.slabs(&batch, Projection::Up), x, &up, &groups, of_row, true)?;
+                    let [gates, ups] = [Projection::Gate, Projection::Up].map(|of| pass.slabs(&batch, of).into_iter());
+                    self.gates_and_ups(gates, ups, x, [&gate, &up], &groups)?;
                     // Of slots that are not filled yet nothing is read after this.
                     let gated = self.gated(&gate, &up)?;
                     self.of_experts(pass.slabs(&batch, Projection::Down), &gated, &down, &groups, of_slot, true)?;
                 }
             }
         }
-        let out = self.rows(x.rows, x.width)?;
-        self.device.launch(
-            Kernel::plain(Name::Combine),
-            [x.width.div_ceil(THREADS as usize), x.rows, 1],
-            &[down.buffer(), chosen.weights.buffer(), out.buffer()],
-            &[chosen.count as u32, x.width as u32],
-        )?;
+        let (tiles, constants) = (x.width.div_ceil(THREADS as usize), [chosen.count as u32, x.width as u32]);
+        let (y, weights) = (down.buffer(), chosen.weights.buffer());
+        let out = self.rows(if onto.is_some() { 0 } else { x.rows }, x.width)?;
+        let (name, buffers) = match onto {
+            Some((stream, shared)) => (Name::CombineOnto, &[y, weights, shared.buffer(), stream.buffer()][..]),
+            None => (Name::Combine, &[y, weights, out.buffer()][..]),
+        };
+        self.device.launch(Kernel::plain(name), [tiles, x.rows, 1], buffers, &constants)?;
         Ok(out)
+    }
+
+    /// Rows that go through the experts together at most, for what launches leave for the next.
+    fn most_rows(&self, experts: &Experts<D>, chosen: usize) -> Result<usize> {
+        let layouts: Vec<Layout> = match &experts.held {
+            Held::Whole(matrices) => matrices.iter().flat_map(|of| of.slabs.iter().map(|slab| slab.layout)).collect(),
+            Held::Tiered(layer) => layer.layouts.clone(),
+        };
+        layouts
+            .iter()
+            .filter(|layout| layout.bricks.is_some())
+            .try_fold(usize::MAX, |most, layout| Ok(most.min(self.scratch_rows(layout, chosen)?)))
+    }
+
+    /// Gate and up of the chosen experts that stand in these slabs, into their slots of each: together where they stand alike.
+    fn gates_and_ups<'s>(
+        &self,
+        gates: impl ExactSizeIterator<Item = &'s Slab<D>> + Clone,
+        ups: impl ExactSizeIterator<Item = &'s Slab<D>> + Clone,
+        x: &Rows<D>,
+        [gate, up]: [&Rows<D>; 2],
+        groups: &Groups<D>,
+    ) -> Result<()>
+    where
+        D: 's,
+    {
+        let divisor = groups.slots / groups.rows.max(1);
+        let alike = gates.len() == ups.len() && gates.clone().zip(ups.clone()).all(|(gate, up)| gate.stands_as(up));
+        if !alike {
+            self.of_experts(gates, x, gate, groups, divisor, false)?;
+            return self.of_experts(ups, x, up, groups, divisor, true);
+        }
+        for (at, (of_gate, of_up)) in gates.zip(ups).enumerate() {
+            self.stream_experts(&[(of_gate, gate), (of_up, up)], x, groups, divisor, at > 0)?;
+        }
+        Ok(())
     }
 
     /// The slots of so many rows, by expert.
@@ -266,7 +359,8 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<Groups<D>> {
         let slots = rows * chosen;
         let most = slots.min(experts.count);
-        let groups = Groups { words: self.device.values(2 + 2 * most + slots)?, most, rows, slots };
+        let words = Arc::new(self.device.values(2 + 2 * most + slots)?);
+        let groups = Groups { words, most, rows, slots };
         self.device.launch(
             Kernel::plain(Name::GroupRows),
             [1, 1, 1],
@@ -293,13 +387,13 @@ impl<D: Driver> Gpu<D> {
         for slab in slabs {
             let layout = slab.layout;
             if layout.bricks.is_some() {
-                self.stream_experts(slab, x, out, groups, divisor, ahead)?;
+                self.stream_experts(&[(slab, out)], x, groups, divisor, ahead)?;
                 continue;
             }
             let [codes, scales, places] = slab.buffers();
             let [stride, row_scales, group_size] = layout.constants();
             let [expert_words, expert_scales] = slab.strides();
-            let rows = tile(groups.rows);
+            let rows = groups.tile();
             let kernel = Kernel { name: Name::Experts, coding: Some(layout.coding), rows: Some(rows) };
             self.device.launch(
                 kernel,

@@ -2,7 +2,6 @@
 //! next as few times as there are devices.
 
 use super::tiers;
-use crate::error::{Fault, FaultKind, Place, Result};
 
 /// A layer, or another part of the model that lies on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,10 +114,23 @@ impl Spread {
     }
 }
 
+/// Why parts have no place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unplaced {
+    /// The first part for which no device has room, and its bytes.
+    pub layer: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Bytes of all parts.
+    pub wanted: u64,
+    /// What each device has, for people.
+    pub devices: String,
+}
+
 /// Places parts on devices in the order of both, so that each device has the share of all that its room is of all room: each
-/// cut lies where it is nearest to that, or as near as there is memory for. What has no place at all is
-/// [`FaultKind::GpusMemory`].
-pub fn place(parts: &[Part], rooms: &[Room]) -> Result<Placement> {
+/// cut lies where it is nearest to that, or as near as there is memory for. Where they have no
+/// place at all the error says which part, and what devices have.
+pub fn place(parts: &[Part], rooms: &[Room]) -> Result<Placement, Unplaced> {
     assert!(!parts.is_empty() && !rooms.is_empty(), "parts and devices");
     let from = latest_starts(parts, rooms);
     if from[0] > 0 {
@@ -167,8 +179,8 @@ fn fitting<'p>(parts: impl Iterator<Item = &'p Part>, mut room: u64) -> usize {
     parts.take_while(|part| fits(part)).count()
 }
 
-/// The fault that names the first part for which no device has room, and what each device has.
-fn too_large(parts: &[Part], rooms: &[Room]) -> Fault {
+/// The first part for which no device has room, and what each device has.
+fn too_large(parts: &[Part], rooms: &[Room]) -> Unplaced {
     let placed = rooms.iter().fold(0, |placed, room| placed + fitting(parts[placed..].iter(), room.bytes()));
     let told = |room: &Room| {
         let Room { device, free, total, allowed, reserved } = room;
@@ -178,13 +190,12 @@ fn too_large(parts: &[Part], rooms: &[Room]) -> Fault {
         )
     };
     let without = &parts[placed];
-    let kind = FaultKind::GpusMemory {
+    Unplaced {
         layer: without.name.clone(),
         bytes: without.bytes,
         wanted: parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add),
         devices: rooms.iter().map(told).collect::<Vec<_>>().join("; "),
-    };
-    Fault::new(Place::default(), kind)
+    }
 }
 
 #[cfg(test)]
@@ -241,14 +252,16 @@ mod tests {
 
     #[test]
     fn what_finds_no_place_is_named_with_sizes() {
-        let said = |bytes, free| place(&parts(bytes), &rooms(free)).unwrap_err().to_string();
+        let said = |bytes, free| place(&parts(bytes), &rooms(free)).unwrap_err();
+        let unplaced = said(&[10, 10, 30], &[25, 20]);
+        assert_eq!((&*unplaced.layer, unplaced.bytes, unplaced.wanted), ("layer 2", 30, 50));
         assert_eq!(
-            said(&[10, 10, 30], &[25, 20]),
-            "no memory for the model with one routed expert at a time: 50 bytes are wanted, and layer 2, 30 bytes, finds no \
-             place: gpu 0 has 30 of 1000 bytes free, of which activations and an expert take 5; gpu 1 has 25 of 1000 bytes \
-             free, of which activations and an expert take 5"
+            unplaced.devices,
+            "gpu 0 has 30 of 1000 bytes free, of which activations and an expert take 5; gpu 1 has 25 of 1000 bytes free, of \
+             which activations and an expert take 5"
         );
-        assert!(said(&[1], &[0]).contains("layer 0, 1 bytes"), "{}", said(&[1], &[0]));
+        let unplaced = said(&[1], &[0]);
+        assert_eq!((&*unplaced.layer, unplaced.bytes), ("layer 0", 1));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Activations on the device, what a cache keeps of them, and what was chosen from them.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::device::Pooled;
 use super::driver::Driver;
@@ -44,6 +44,8 @@ pub struct Choice<D: Driver> {
     pub(super) weights: Pooled<D>,
     pub(super) rows: usize,
     pub(super) chosen: usize,
+    /// The slots by expert, of one row that was chosen for here: [`super::Groups`].
+    pub(super) groups: Option<Arc<Pooled<D>>>,
     /// The numbers, once they were copied back.
     pub(super) known: OnceLock<Vec<u32>>,
 }

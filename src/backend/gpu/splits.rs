@@ -104,9 +104,9 @@ pub(in crate::backend) fn every_split<D: Driver>(driver: D) {
         let layouts = layouts.map(|layout| layout.in_bricks(gpu.device.driver()));
         let largest = layouts.map(|layout| layout.code_bytes(layout.rows).max(4 * layout.scales(layout.rows) as u64));
         let largest = largest.into_iter().max().unwrap();
-        let whole = of_experts(&gpu, &gpu.upload_experts(&Made(format)).unwrap());
+        let whole = of_experts(&gpu, &gpu.upload_experts(&Made::six(format)).unwrap());
         for together in 1..6 {
-            let experts = gpu.within(together * largest, |gpu| gpu.upload_experts(&Made(format)).unwrap());
+            let experts = gpu.within(together * largest, |gpu| gpu.upload_experts(&Made::six(format)).unwrap());
             assert!(of_experts(&gpu, &experts) == whole, "{format}, {together} experts together");
         }
     }

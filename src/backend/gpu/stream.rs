@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::bricks;
-use super::device::{Manner, Pooled};
+use super::device::Pooled;
 use super::driver::Driver;
 use super::kernels::{Coding, Kernel, Name, THREADS};
 use super::moe::Groups;
@@ -29,7 +29,7 @@ const SHARED_BYTES: usize = 100 << 10;
 /// Bytes of x in shared memory up to which one kernel does all: with more, groups of threads have less to themselves than of ranges.
 const WHOLE_BYTES: usize = 76 << 10;
 /// Rows of x from which on they are many.
-const MANY_ROWS: usize = 17;
+pub(super) const MANY_ROWS: usize = 17;
 /// Bytes in which what the kernels for wgmma have of x in shared memory is aligned.
 const ALIGNED_BYTES: usize = 1024;
 /// Launches of kernels for wgmma may have so many times the products of others: the devices are as much faster.
@@ -205,9 +205,23 @@ impl Plan {
 impl<D: Driver> Gpu<D> {
     /// x [n, I] · weightᵀ → [n, O], of a weight in bricks.
     pub(super) fn stream(&self, weight: &Weight<D>, x: &Rows<D>) -> Result<Rows<D>> {
+        let out = self.rows(x.rows, weight.layout.rows)?;
+        self.stream_into(weight, x, [&out, &out])?;
+        Ok(out)
+    }
+
+    /// The same of two weights that are one above the other, in one part: the first has so many of the outputs.
+    pub(super) fn stream_pair(&self, weight: &Weight<D>, first: usize, x: &Rows<D>) -> Result<[Rows<D>; 2]> {
+        assert_eq!(weight.parts.len(), 1, "parts of a pair");
+        let out = [self.rows(x.rows, first)?, self.rows(x.rows, weight.layout.rows - first)?];
+        self.stream_into(weight, x, out.each_ref())?;
+        Ok(out)
+    }
+
+    /// The first outputs of all parts into the first of these, which may have all; those that follow into the second.
+    fn stream_into(&self, weight: &Weight<D>, x: &Rows<D>, [out, second]: [&Rows<D>; 2]) -> Result<()> {
         let layout = &weight.layout;
         assert_eq!(x.width, layout.columns, "width of a product");
-        let out = self.rows(x.rows, layout.rows)?;
         let family = Family::of(self.mode, false);
         for part in &weight.parts {
             let outputs = part.rows.len();
@@ -223,51 +237,54 @@ impl<D: Driver> Gpu<D> {
                 let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
                 let pieces = plan.pieces * (count - first).div_ceil(plan.rows);
                 let of_matrix = [layout.columns, layout.row_scales, outputs, first, count];
+                let split = out.width.min(outputs);
                 if plan.rounded {
                     let rounded = self.rounded(&family, layout, x, first..count)?;
-                    let buffers = [part.codes(), part.scales(), rounded.buffer(), to];
-                    let of_out = [out.width, part.rows.start, plan.ranges];
+                    let buffers = [part.codes(), part.scales(), rounded.buffer(), to, second.buffer()];
+                    let of_out = [out.width, part.rows.start, split, plan.ranges];
                     self.launch_all(&plan, pieces, &buffers, &[&of_matrix[..], &of_out].concat())?;
                 } else {
-                    let buffers = [part.codes(), part.scales(), x.buffer(), to];
+                    let buffers = [part.codes(), part.scales(), x.buffer(), to, second.buffer()];
                     // Weights do not change while kernels run.
-                    let of_rows = [x.width, out.width, part.rows.start, 1];
+                    let of_rows = [x.width, out.width, part.rows.start, split, 1];
                     self.launch_pieces(&plan, pieces, &buffers, &[&of_matrix[..], &of_rows].concat())?;
                 }
                 if let Some(partial) = &partial {
-                    let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first];
-                    self.device.launch_with(
+                    let split = out.width.min(outputs);
+                    let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first, split];
+                    self.device.launch(
                         Kernel::plain(Name::SumRanges),
                         [outputs.div_ceil(THREADS as usize), count - first, 1],
-                        &[partial.buffer(), out.buffer()],
+                        &[partial.buffer(), out.buffer(), second.buffer()],
                         &constants.map(|value| value as u32),
-                        Manner { shared_bytes: 0, early: true },
                     )?;
                 }
             }
         }
-        Ok(out)
+        Ok(())
     }
 
-    /// One projection of the chosen experts that are in this slab: into their slots of out. `ahead`: see `of_experts`.
+    /// Projections, one or two that stand alike, of the chosen experts that are in these slabs: each into its slots. `ahead`: see
+    /// `of_experts`.
     pub(super) fn stream_experts(
         &self,
-        slab: &Slab<D>,
+        sides: &[(&Slab<D>, &Rows<D>)],
         x: &Rows<D>,
-        out: &Rows<D>,
         groups: &Groups<D>,
         divisor: usize,
         ahead: bool,
     ) -> Result<()> {
+        let [(slab, out), (second, second_out)] = [sides[0], sides[sides.len() - 1]];
         let layout = &slab.layout;
         let bricks = layout.bricks.expect("experts in bricks");
         let likely = out.rows.div_ceil(groups.most.max(1));
         let family = Family::of(self.mode, true);
         let plan = Plan::of(&family, layout, groups.rows, likely, self.device.driver())?;
         let [codes, scales, places] = slab.buffers();
+        let [second_codes, second_scales, _] = second.buffers();
         let partial = match plan.ranges {
             0 => None,
-            ranges => Some(self.device.values(ranges * out.rows * layout.rows)?),
+            ranges => Some(self.device.values(sides.len() * ranges * out.rows * layout.rows)?),
         };
         let to = partial.as_ref().map_or(out.buffer(), |partial| partial.buffer());
         // An expert has at least one row, and its last rows may be few.
@@ -281,28 +298,43 @@ impl<D: Driver> Gpu<D> {
             groups.most,
             divisor,
         ];
-        let words = groups.words.buffer();
-        let pieces = plan.pieces * turns;
+        let (words, second_to) = (groups.words.buffer(), second_out.buffer());
         if plan.rounded {
             let rounded = self.rounded(&family, layout, x, 0..x.rows)?;
-            let buffers = [codes, scales, rounded.buffer(), to, words, places];
-            return self.launch_all(&plan, pieces, &buffers, &of_matrices);
+            for (slab, out) in sides {
+                let [codes, scales, places] = slab.buffers();
+                let buffers = [codes, scales, rounded.buffer(), out.buffer(), words, places];
+                self.launch_all(&plan, plan.pieces * turns, &buffers, &of_matrices)?;
+            }
+            return Ok(());
         }
-        let buffers = [codes, scales, x.buffer(), to, words, places];
+        let buffers = [codes, scales, x.buffer(), to, words, places, second_codes, second_scales, second_to];
+        let pieces = plan.pieces * turns * sides.len();
         // What says which experts were chosen may be written by the kernel before.
-        let constants = [&of_matrices[..], &[out.rows, ahead.into()]].concat();
+        let constants = [&of_matrices[..], &[out.rows, sides.len(), ahead.into()]].concat();
         self.launch_pieces(&plan, pieces, &buffers, &constants)?;
         if let Some(partial) = &partial {
             let constants = [plan.ranges, out.rows, layout.rows, groups.most];
-            self.device.launch_with(
+            self.device.launch(
                 Kernel::plain(Name::SumExpertsRanges),
-                [layout.rows.div_ceil(THREADS as usize), groups.most, 1],
-                &[partial.buffer(), out.buffer(), words, places],
+                [layout.rows.div_ceil(THREADS as usize), groups.most, sides.len()],
+                &[partial.buffer(), out.buffer(), second_to, words, places],
                 &constants.map(|value| value as u32),
-                Manner { shared_bytes: 0, early: true },
             )?;
         }
         Ok(())
+    }
+
+    /// Rows of which one launch of this layout's experts, of which each row chose so many, leaves no more sums of ranges than there
+    /// is room for.
+    pub(super) fn scratch_rows(&self, layout: &Layout, chosen: usize) -> Result<usize> {
+        let family = Family::of(self.mode, true);
+        let many = Plan::of(&family, layout, MANY_ROWS, MANY_ROWS, self.device.driver())?;
+        Ok(match many.ranges {
+            0 => usize::MAX,
+            // Of two projections at the same time.
+            ranges => (SCRATCH_BYTES / (2 * 4 * ranges * chosen * layout.rows).max(1)).max(1),
+        })
     }
 
     /// These rows of x as bf16 terms, as products with a matrix so laid out read them.
@@ -313,12 +345,11 @@ impl<D: Driver> Gpu<D> {
         let constants = [layout.columns, rows.start, rows.len(), x.width, apart, family.terms];
         // Eight columns a thread.
         let groups = (rows.len() * across * bricks::COLUMNS / 8).div_ceil(THREADS as usize);
-        self.device.launch_with(
+        self.device.launch(
             Kernel::plain(Name::RoundRows),
             [groups, 1, 1],
             &[x.buffer(), rounded.buffer()],
             &constants.map(|value| value as u32),
-            Manner { shared_bytes: 0, early: true },
         )?;
         Ok(rounded)
     }
@@ -326,8 +357,7 @@ impl<D: Driver> Gpu<D> {
     /// Starts a kernel with a group for each piece of work.
     fn launch_all(&self, plan: &Plan, pieces: usize, buffers: &[&D::Buffer], constants: &[usize]) -> Result<()> {
         let constants: Vec<u32> = constants.iter().map(|&value| value as u32).collect();
-        let manner = Manner { shared_bytes: plan.shared_bytes as u32, early: true };
-        self.device.launch_with(plan.kernel, [pieces, 1, 1], buffers, &constants, manner)
+        self.device.launch_with(plan.kernel, [pieces, 1, 1], buffers, &constants, plan.shared_bytes as u32)
     }
 
     /// Starts a kernel whose groups share their work: as many as run at the same time, and no more than there are pieces.
@@ -335,7 +365,6 @@ impl<D: Driver> Gpu<D> {
         let shared_bytes = plan.shared_bytes as u32;
         let resident = self.device.driver().resident(plan.kernel, shared_bytes)? as usize;
         let constants: Vec<u32> = constants.iter().map(|&value| value as u32).collect();
-        let manner = Manner { shared_bytes, early: true };
-        self.device.launch_with(plan.kernel, [pieces.min(resident), 1, 1], buffers, &constants, manner)
+        self.device.launch_with(plan.kernel, [pieces.min(resident), 1, 1], buffers, &constants, shared_bytes)
     }
 }

@@ -6,7 +6,7 @@ use super::kernels::Coding;
 use super::weight::Layout;
 use super::*;
 use crate::backend::reference::Reference;
-use crate::backend::samples::{Made, attended, formats, matrix, numbers, routed, routed_of, ways};
+use crate::backend::samples::{Made, attended, formats, matrix, numbers, routed, through, ways};
 use crate::backend::tolerances;
 use crate::format::Format;
 use crate::roles::Projection;
@@ -32,6 +32,7 @@ pub(in crate::backend) fn every_kernel<D: Driver>(gpu: &Gpu<D>, extent: Extent) 
     many_positions(gpu);
     choices_and_experts(gpu);
     caches(gpu);
+    together(gpu);
     predictions(gpu);
     reads(gpu);
     multiplies(gpu);
@@ -200,15 +201,16 @@ pub(in crate::backend) fn fast_products<D: Driver>(gpu: &Gpu<D>) {
             (80, vec![0..20, 20..80]),
             (120, vec![0..50, 50..120]),
         ] {
-            let exact = routed_of(&Reference::default(), format, count, 0..count);
-            let found = routed_of(gpu, format, count, 0..count);
+            let exact = through(&Reference::default(), Made::six(format), count, 0..count);
+            let found = through(gpu, Made::six(format), count, 0..count);
             let largest = exact.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
             for (found, expected) in found.iter().zip(&exact) {
                 let apart = f64::from((found - expected).abs());
                 let allowed = f64::from(largest) * 8.0 * tolerances::FAST_PRODUCT;
                 assert!(apart <= allowed, "{format}, {count} rows: {found}, not {expected}");
             }
-            let in_pieces: Vec<f32> = pieces.into_iter().flat_map(|rows| routed_of(gpu, format, count, rows)).collect();
+            let in_pieces: Vec<f32> =
+                pieces.into_iter().flat_map(|rows| through(gpu, Made::six(format), count, rows)).collect();
             assert_eq!(bits(&in_pieces), bits(&found), "{format}, {count} rows");
         }
     }
@@ -236,7 +238,7 @@ pub(in crate::backend) fn same_with_wgmma<D: Driver>(with: &Gpu<D>, without: &Gp
             assert!(found.iter().filter(|value| value.is_finite()).count() >= (n - 2) * rows, "{format}, {n} rows");
         }
         for count in [17, 80] {
-            let [found, expected] = [with, without].map(|gpu| bits(&routed_of(gpu, format, count, 0..count)));
+            let [found, expected] = [with, without].map(|gpu| bits(&through(gpu, Made::six(format), count, 0..count)));
             assert!(found == expected, "experts of {format}, {count} rows");
         }
     }
@@ -386,41 +388,9 @@ fn many_positions<D: Driver>(gpu: &Gpu<D>) {
     assert!(found.0.ends_with(&alone.0) && found.1.ends_with(&alone.1) && found.2.ends_with(&alone.2));
 }
 
-/// Three experts of wide rows.
-struct Three(Format);
-
-impl ExpertSource for Three {
-    fn layer(&self) -> u64 {
-        1
-    }
-
-    fn count(&self) -> usize {
-        3
-    }
-
-    fn name(&self, expert: usize, _projection: Projection) -> String {
-        expert.to_string()
-    }
-
-    fn load(&self, expert: usize, projection: Projection) -> Result<Matrix> {
-        let seed = 3 * expert as u64;
-        Ok(match projection {
-            Projection::Gate => matrix(self.0, 36, 2100, seed),
-            Projection::Up => matrix(self.0, 36, 2100, seed + 1),
-            Projection::Down => matrix(self.0, 2100, 36, seed + 2),
-        })
-    }
-}
-
 /// Rows through two of three experts, each of which has many of them.
 fn many_of_three<B: Backend>(backend: &B, format: Format, rows: Range<usize>) -> Vec<f32> {
-    let experts = backend.upload_experts(&Three(format)).unwrap();
-    let gate = backend.upload("gate", matrix(Format::F32, 3, 2100, 50)).unwrap();
-    let bias = backend.upload("bias", matrix(Format::F32, 3, 1, 51)).unwrap();
-    let routing = Routing { chosen: 2, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
-    let x = backend.slice(&rows_of(backend, &numbers(52, 26 * 2100), 2100), rows, 0..2100).unwrap();
-    let choice = backend.route(&routing, &gate, &bias, &x).unwrap();
-    backend.read(&backend.experts(&experts, &choice, &x).unwrap()).unwrap()
+    through(backend, Made::three(format), 26, rows)
 }
 
 fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
@@ -448,7 +418,7 @@ fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
     }
     // A choice that is given, and its parts by themselves.
     let format = Format::Int4Grouped { group_size: 64 };
-    let experts = gpu.upload_experts(&Made(format)).unwrap();
+    let experts = gpu.upload_experts(&Made::six(format)).unwrap();
     let routed = [vec![(5, 0.5), (0, 2.0)], vec![(0, 1.0), (3, 0.25)], vec![(5, 1.5), (3, 1.0)]];
     let (choice, x) = (gpu.chosen(&routed).unwrap(), rows_of(gpu, &numbers(52, 3 * 40), 40));
     assert_eq!(gpu.read_choice(&choice).unwrap(), routed);
@@ -504,11 +474,98 @@ fn choices_and_experts<D: Driver>(gpu: &Gpu<D>) {
         assert!(ids.len() == 3 && ids.iter().all(|&id| id < 12), "{wrong}: {chosen:?}");
         assert!(chosen.iter().all(|(_, weight)| weight.is_nan()), "{wrong}: {chosen:?}");
     }
+    // A router of many columns, all rows at once and each alone.
+    for (experts, columns) in [(256, 6144), (7, 70), (5, 9)] {
+        fn routed<B: Backend>(backend: &B, experts: usize, columns: usize, x: &[f32]) -> Vec<Vec<Routed>> {
+            let routing = Routing { chosen: 3, groups: 1, chosen_groups: 1, normalized: true, factor: 2.5 };
+            let gate = backend.upload("gate", matrix(Format::F32, experts, columns, 1)).unwrap();
+            let bias = backend.upload("bias", matrix(Format::F32, experts, 1, 2)).unwrap();
+            let choice = backend.route(&routing, &gate, &bias, &rows_of(backend, x, columns)).unwrap();
+            backend.read_choice(&choice).unwrap()
+        }
+        // Logits of about 1.
+        let x: Vec<f32> = numbers(3, 9 * columns).iter().map(|x| x * 3.0 / (columns as f32).sqrt()).collect();
+        let (found, exact) = (routed(gpu, experts, columns, &x), routed(&Reference::default(), experts, columns, &x));
+        for ((row, found), exact) in found.iter().enumerate().zip(&exact) {
+            let ids = |routed: &[Routed]| routed.iter().map(|&(expert, _)| expert).collect::<Vec<_>>();
+            let weights = |routed: &[Routed]| routed.iter().map(|&(_, weight)| weight).collect::<Vec<_>>();
+            assert_eq!(ids(found), ids(exact), "{experts} experts of {columns} columns, row {row}");
+            assert_close("weights of experts", &weights(found), &weights(exact), 64.0);
+            let alone = routed(gpu, experts, columns, &x[row * columns..][..columns]).remove(0);
+            assert_eq!(bits(&weights(&alone)), bits(&weights(found)), "row {row} alone");
+        }
+    }
     let many = numbers(1, 1025);
     let gate = gpu.upload("gate", matrix(Format::F32, 1025, 2, 1)).unwrap();
     let bias = gpu.upload("bias", matrix(Format::F32, 1025, 1, 1)).unwrap();
     let refused = gpu.route(&plain, &gate, &bias, &rows_of(gpu, &many[..2], 2)).err().unwrap().to_string();
     assert_eq!(refused, "experts of a layer are 1025, a GPU computes at most 1024");
+}
+
+/// Operations in one launch give the bits that they give by themselves.
+fn together<D: Driver>(gpu: &Gpu<D>) {
+    let read = |rows: &Rows<D>| bits(&gpu.read(rows).unwrap());
+    let vector = |width: usize, seed: u64| gpu.upload("vector", matrix(Format::F32, width, 1, seed)).unwrap();
+    for width in [3, 40, 6144] {
+        let (x, y) = (numbers(1, 3 * width), rows_of(gpu, &numbers(2, 3 * width), width));
+        let [mut alone, mut at_once] = [0, 1].map(|_| rows_of(gpu, &x, width));
+        gpu.add(&mut alone, &y).unwrap();
+        let expected = gpu.rms_norm(&alone, &vector(width, 3), 1e-5).unwrap();
+        let found = gpu.add_norm(&mut at_once, &y, &vector(width, 3), 1e-5).unwrap();
+        assert_eq!((read(&at_once), read(&found)), (read(&alone), read(&expected)), "add_norm of {width}");
+    }
+    // Of latents in fours and of others; heads that need more than one group of threads.
+    for (latent, pairs, count) in [(512, 32, 64), (37, 3, 3), (24, 5, 200)] {
+        let rope = Rope { frequencies: (0..pairs).map(|j| 10_000f32.powf(-(j as f32) / pairs as f32)).collect() };
+        let heads = Heads { width: 2 * pairs + 7, rope_at: 7 };
+        let (norm, width) = (vector(latent, 5), latent + 2 * pairs);
+        let kept = Kept { norm: &norm, eps: 1e-6, latent, rope: &rope, heads };
+        let mut caches = [0, 1].map(|_| gpu.cache(width).unwrap());
+        for (n, first) in [(3, 0), (1, 3)] {
+            let positions: Vec<usize> = (first..first + n).map(|at| 1000 * at).collect();
+            let kv = rows_of(gpu, &numbers(6, n * width), width);
+            let [mut alone, mut at_once] =
+                [0, 1].map(|_| rows_of(gpu, &numbers(7, n * count * heads.width), count * heads.width));
+            gpu.keep(&mut caches[0], &mut at_once, &kv, &kept, &positions).unwrap();
+            gpu.rope(&mut alone, &rope, heads, &positions).unwrap();
+            let latents = gpu.rms_norm(&gpu.slice(&kv, 0..n, 0..latent).unwrap(), &norm, 1e-6).unwrap();
+            let mut keys = gpu.slice(&kv, 0..n, latent..width).unwrap();
+            gpu.rope(&mut keys, &rope, Heads { width: 2 * pairs, rope_at: 0 }, &positions).unwrap();
+            gpu.append(&mut caches[1], &gpu.concat(&latents, &keys).unwrap()).unwrap();
+            assert_eq!(read(&at_once), read(&alone), "queries, {latent} {pairs}");
+        }
+        let [found, expected] = caches.map(|cache| {
+            assert_eq!(gpu.cache_len(&cache), 4);
+            gpu.device.read_words(cache.values.buffer(), 4 * width).unwrap()
+        });
+        assert_eq!(found, expected, "cache, {latent} {pairs}");
+    }
+    // Alike, of two formats, and with a block of rows that ends between them.
+    let grouped = Format::Int4Grouped { group_size: 64 };
+    for (formats, [first, second]) in [
+        ([grouped; 2], [48, 33]),
+        ([grouped, Format::Int8Row], [20, 5]),
+        ([Format::Fp8E4m3B128; 2], [128, 7]),
+        ([Format::Fp8E4m3B128; 2], [100, 7]),
+        ([Format::F32; 2], [3, 4]),
+    ] {
+        let matrices = || [matrix(formats[0], first, 600, 1), matrix(formats[1], second, 600, 2)];
+        let pair = gpu.upload_pair(["a", "b"], matrices()).unwrap();
+        for n in [1, 5, 20] {
+            let x = numbers(3, n * 600);
+            let found = gpu.matmul_pair(pair.as_ref(), &rows_of(gpu, &x, 600)).unwrap();
+            let expected = matrices().map(|matrix| bits(&product(gpu, &matrix, &x)));
+            assert_eq!(found.each_ref().map(read), expected, "{formats:?}, {n} rows");
+        }
+    }
+    let experts = gpu.upload_experts(&Made::six(grouped)).unwrap();
+    let choice = gpu.chosen(&[vec![(5, 0.5), (0, 2.0)], vec![(0, 1.0), (3, 0.25)]]).unwrap();
+    let [x, shared, mut alone, mut at_once] = [1, 2, 3, 3].map(|seed| rows_of(gpu, &numbers(seed, 2 * 40), 40));
+    let mut sum = gpu.experts(&experts, &choice, &x).unwrap();
+    gpu.add(&mut sum, &shared).unwrap();
+    gpu.add(&mut alone, &sum).unwrap();
+    gpu.add_experts(&mut at_once, &experts, &choice, &x, &shared).unwrap();
+    assert_eq!(read(&at_once), read(&alone));
 }
 
 fn caches<D: Driver>(gpu: &Gpu<D>) {
@@ -533,7 +590,7 @@ fn predictions<D: Driver>(gpu: &Gpu<D>) {
         let asked: Vec<Option<u32>> = (0..n).map(|row| (row % 3 > 0).then_some((row % vocabulary) as u32)).collect();
         backend.predict(&head, &rows_of(backend, &x, 20), &asked).unwrap()
     }
-    for (vocabulary, n) in [(1, 2), (2, 1), (255, 3), (1000, 3), (300, 130)] {
+    for (vocabulary, n) in [(1, 2), (2, 1), (255, 3), (1000, 3), (300, 130), (9000, 2)] {
         let found = of(gpu, vocabulary, n);
         assert_eq!(found.len(), n);
         for (found, exact) in found.iter().zip(of(&Reference::default(), vocabulary, n)) {
@@ -557,6 +614,21 @@ fn predictions<D: Driver>(gpu: &Gpu<D>) {
     assert_eq!((said[0].id, said[0].margin()), (0, 0.0));
     assert!((said[0].log_sum_exp - (1.0 + 600f64.ln())).abs() < 1e-6);
     assert!(!said[1].log_sum_exp.is_finite());
+    // A slice of nothing but −∞ beside others, and one with what is no number.
+    for (wrong, seen) in [(f32::NEG_INFINITY, true), (f32::NAN, false)] {
+        let mut values = vec![0.0f32; 9000];
+        values[4096..8192].fill(wrong);
+        values[8500] = 2.0;
+        let codes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let head = Matrix { rows: 9000, columns: 1, format: Format::F32, codes, scales: vec![] };
+        let head = gpu.upload("head", head).unwrap();
+        let said = gpu.predict(&head, &rows_of(gpu, &[1.0], 1), &[Some(8500)]).unwrap()[0];
+        assert_eq!(said.log_sum_exp.is_finite(), seen, "{wrong}");
+        if seen {
+            assert_eq!((said.id, said.logit, said.runner_up, said.asked), (8500, 2.0, 0.0, Some(2.0)));
+            assert!((said.log_sum_exp - (4903.0 + 2f64.exp()).ln()).abs() < 1e-6);
+        }
+    }
 }
 
 /// The sums of what is read are those of all words, each of them.

@@ -136,6 +136,8 @@ pub(super) struct Layer<D: Driver> {
     /// Output features of gate and up.
     pub inner_rows: usize,
     formats: Vec<Format>,
+    /// Every layout once.
+    pub layouts: Vec<Layout>,
     /// Names of each expert's matrices.
     names: Vec<[String; 3]>,
 }
@@ -194,11 +196,17 @@ impl<D: Driver> Tiers<D> {
                 formats.push(format);
             }
         }
+        let mut layouts: Vec<Layout> = Vec::new();
+        for &layout in classes.iter().flatten() {
+            if !layouts.contains(&layout) {
+                layouts.push(layout);
+            }
+        }
         let inner_rows = classes.first().map_or(0, |class| class[0].rows);
         let names = |expert| PROJECTIONS.map(|projection| source.name(expert, projection));
         let names = (0..source.count()).map(names).collect();
         let number = self.inner().add_layer(&classes);
-        Ok(Layer { tiers: self.clone(), number, host, inner_rows, formats, names })
+        Ok(Layer { tiers: self.clone(), number, host, inner_rows, formats, layouts, names })
     }
 }
 

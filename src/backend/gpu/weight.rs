@@ -11,7 +11,7 @@ use super::driver::Driver;
 use super::kernels::{Coding, Kernel, Name};
 use crate::backend::ExpertSource;
 use crate::checkpoint::SCALE_BLOCK;
-use crate::error::{Fault, FaultKind, Place, Result};
+use crate::error::{Fault, FaultKind, Place, Result, counted};
 use crate::format::Format;
 use crate::quantize::Decoder;
 use crate::roles::Projection;
@@ -151,10 +151,18 @@ impl<D: Driver> Weight<D> {
 
     /// Uploads a matrix of which nothing but products with rows is wanted.
     pub fn upload_linear(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Weight<D>> {
+        Weight::upload_as(device, name, matrix, Weight::linear_layout(device, name, matrix)?)
+    }
+
+    /// Whether [`Weight::upload_linear`] lays a matrix in bricks.
+    pub fn in_bricks(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<bool> {
+        Ok(Weight::linear_layout(device, name, matrix)?.bricks.is_some())
+    }
+
+    fn linear_layout(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Layout> {
         let layout = Layout::new(device.driver().name(), name, matrix.rows, matrix.columns, matrix.format)?;
-        let layout =
-            if bricks::has_nan(layout.coding, matrix.view()) { layout } else { layout.in_bricks(device.driver()) };
-        Weight::upload_as(device, name, matrix, layout)
+        let in_rows = bricks::has_nan(layout.coding, matrix.view());
+        Ok(if in_rows { layout } else { layout.in_bricks(device.driver()) })
     }
 
     fn upload_as(device: &Device<D>, name: &str, matrix: &Matrix, layout: Layout) -> Result<Weight<D>> {
@@ -162,7 +170,7 @@ impl<D: Driver> Weight<D> {
         let step = part_rows(device, &layout);
         let part = |first: usize| -> Result<Part<D>> {
             let rows = first..matrix.rows.min(first.saturating_add(step));
-            let codes = device.allocate(layout.code_bytes(rows.len()), name)?;
+            let codes = device.allocate(layout.code_bytes(rows.len()), A_WEIGHT).map_err(|fault| of(fault, name))?;
             device.driver().write(&codes, 0, &layout.codes(matrix.view(), rows.clone()))?;
             let scales = floats(device, name, &layout.scales_of(matrix.view(), rows.clone()))?;
             Ok(Part { rows, codes, scales })
@@ -195,12 +203,20 @@ fn part_rows<D: Driver>(device: &Device<D>, layout: &Layout) -> usize {
     ((limit / bytes) as usize).max(1).saturating_mul(block)
 }
 
-/// A buffer with values; `None` if there are none.
-fn floats<D: Driver>(device: &Device<D>, purpose: &str, values: &[f32]) -> Result<Option<D::Buffer>> {
+/// What memory is for, where the place of a fault names the tensor.
+const A_WEIGHT: &str = "a weight";
+
+/// A fault that is about the tensor of that name.
+fn of(fault: Fault, name: &str) -> Fault {
+    Fault { place: Place::name(name), ..fault }
+}
+
+/// A buffer with values of a weight; `None` if there are none.
+fn floats<D: Driver>(device: &Device<D>, name: &str, values: &[f32]) -> Result<Option<D::Buffer>> {
     if values.is_empty() {
         return Ok(None);
     }
-    let buffer = device.allocate(4 * values.len() as u64, purpose)?;
+    let buffer = device.allocate(4 * values.len() as u64, A_WEIGHT).map_err(|fault| of(fault, name))?;
     device.driver().write(&buffer, 0, &bytes_of(values))?;
     Ok(Some(buffer))
 }
@@ -221,6 +237,8 @@ pub struct Slab<D: Driver> {
     scales: Option<D::Buffer>,
     /// For each expert of the layer its place here, or [`ABSENT`].
     places: Arc<D::Buffer>,
+    /// The same, where it does not change.
+    table: Vec<u32>,
 }
 
 /// The place of an expert that is in another slab.
@@ -230,6 +248,12 @@ impl<D: Driver> Slab<D> {
     /// Codes, scales, places.
     pub fn buffers(&self) -> [&D::Buffer; 3] {
         [&self.codes, self.scales.as_ref().unwrap_or(&self.codes), &self.places]
+    }
+
+    /// Whether another slab, in bricks like this one, has matrices of the same layout of the same experts at the same places.
+    pub fn stands_as(&self, other: &Slab<D>) -> bool {
+        let places = Arc::ptr_eq(&self.places, &other.places) || !self.table.is_empty() && self.table == other.table;
+        self.layout == other.layout && self.layout.bricks.is_some() && places
     }
 
     /// Words and scales from one expert to the next.
@@ -251,7 +275,7 @@ impl<D: Driver> Slab<D> {
             0 => None,
             scales => Some(device.allocate(4 * (scales * count) as u64, purpose)?),
         };
-        Ok(Slab { layout, codes, scales, places })
+        Ok(Slab { layout, codes, scales, places, table: Vec::new() })
     }
 
     /// Brings a matrix of that name to a place, by a way of copying bytes to an offset of a buffer.
@@ -284,9 +308,12 @@ impl<D: Driver> Slab<D> {
         layout: Layout,
         experts: &[usize],
     ) -> Result<Slab<D>> {
-        let purpose = format!("{} and {} more", source.name(experts[0], projection), experts.len() - 1);
-        let places = Arc::new(device.allocate(4 * source.count() as u64, "places of experts")?);
-        let slab = Slab::new(device, layout, experts.len(), places, &purpose)?;
+        let purpose = format!("a matrix of each of {}", counted(experts.len() as u64, "expert"));
+        let allocated = device.allocate(4 * source.count() as u64, "places of experts").and_then(|places| {
+            let places = Arc::new(places);
+            Slab::new(device, layout, experts.len(), places, &purpose)
+        });
+        let slab = allocated.map_err(|fault| of(fault, &source.name(experts[0], projection)))?;
         let mut table = vec![ABSENT; source.count()];
         for (at, &expert) in experts.iter().enumerate() {
             let matrix = source.load(expert, projection)?;
@@ -295,7 +322,7 @@ impl<D: Driver> Slab<D> {
             table[expert] = at as u32;
         }
         device.driver().write(&slab.places, 0, &words_of(&table))?;
-        Ok(slab)
+        Ok(Slab { table, ..slab })
     }
 }
 

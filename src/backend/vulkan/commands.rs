@@ -3,40 +3,63 @@
 use ash::vk;
 
 use super::core::Core;
+use super::hazards::{Hazards, Touched};
 use super::memory::Part;
 use super::pipelines::Ready;
 use crate::backend::gpu::kernels::Kernel;
 use crate::error::Result;
 
-/// Commands that are being recorded, and the pool of their descriptors, which is null where none is needed.
-pub(super) type Into = (vk::CommandBuffer, vk::DescriptorPool);
+/// The stages of all that is done on the device.
+const WORK: vk::PipelineStageFlags = vk::PipelineStageFlags::from_raw(
+    vk::PipelineStageFlags::COMPUTE_SHADER.as_raw() | vk::PipelineStageFlags::TRANSFER.as_raw(),
+);
+
+/// Commands that are being recorded.
+pub(super) struct Into<'h> {
+    pub commands: vk::CommandBuffer,
+    /// The pool of their descriptors, which is null where none is needed.
+    pub descriptors: vk::DescriptorPool,
+    /// What they touched.
+    pub hazards: &'h mut Hazards,
+}
 
 impl Core {
-    /// Whatever was recorded or submitted before is done, and seen, before what comes next.
-    pub fn barrier(&self, commands: vk::CommandBuffer, next: vk::AccessFlags) {
+    /// Whatever was recorded or submitted before is done, and seen, before kernels and copies that come next.
+    pub fn barrier(&self, commands: vk::CommandBuffer) {
+        use vk::AccessFlags as A;
+        let next = A::SHADER_READ | A::SHADER_WRITE | A::TRANSFER_READ | A::TRANSFER_WRITE;
+        self.barrier_before(commands, WORK, next);
+    }
+
+    /// The same before the host reads.
+    pub fn barrier_before_host(&self, commands: vk::CommandBuffer) {
+        self.barrier_before(commands, vk::PipelineStageFlags::HOST, vk::AccessFlags::HOST_READ);
+    }
+
+    fn barrier_before(&self, commands: vk::CommandBuffer, after: vk::PipelineStageFlags, next: vk::AccessFlags) {
         let barrier = [vk::MemoryBarrier::default()
             .src_access_mask(vk::AccessFlags::SHADER_WRITE | vk::AccessFlags::TRANSFER_WRITE)
             .dst_access_mask(next)];
-        let work = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER;
-        let after = if next == vk::AccessFlags::HOST_READ { vk::PipelineStageFlags::HOST } else { work };
         let none = vk::DependencyFlags::empty();
         // SAFETY: the commands are being recorded.
-        unsafe { self.device.cmd_pipeline_barrier(commands, work, after, none, &barrier, &[], &[]) };
+        unsafe { self.device.cmd_pipeline_barrier(commands, WORK, after, none, &barrier, &[], &[]) };
     }
 
-    /// A kernel, after everything before.
+    /// A kernel, after everything before that it needs or that needs what it changes.
     pub fn dispatch(
         &self,
-        into: Into,
+        into: Into<'_>,
         kernel: Kernel,
         ready: Ready,
         groups: [u32; 3],
         buffers: &[Part],
         constants: &[u32],
     ) -> Result<()> {
-        let (commands, _) = into;
-        self.barrier(commands, vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE);
-        self.bind(into, kernel, ready, buffers)?;
+        let Into { commands, descriptors, hazards } = into;
+        if hazards.touch(touched(ready, buffers)) {
+            self.barrier(commands);
+        }
+        self.bind((commands, descriptors), kernel, ready, buffers)?;
         let bytes: Vec<u8> = constants.iter().flat_map(|word| word.to_le_bytes()).collect();
         // SAFETY: the commands are being recorded, here and below; the layout has room for the constants.
         unsafe { self.device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, ready.pipeline) };
@@ -52,7 +75,13 @@ impl Core {
     }
 
     /// Tells the device where a kernel's buffers are.
-    fn bind(&self, (commands, pool): Into, kernel: Kernel, ready: Ready, buffers: &[Part]) -> Result<()> {
+    fn bind(
+        &self,
+        (commands, pool): (vk::CommandBuffer, vk::DescriptorPool),
+        kernel: Kernel,
+        ready: Ready,
+        buffers: &[Part],
+    ) -> Result<()> {
         let infos: Vec<[vk::DescriptorBufferInfo; 1]> = buffers
             .iter()
             .map(|part| [vk::DescriptorBufferInfo { buffer: part.buffer, offset: part.at, range: part.bytes }])
@@ -91,4 +120,18 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// The bytes that a kernel reads and those that it writes; whoever writes to a buffer may read there, too.
+fn touched(ready: Ready, buffers: &[Part]) -> Touched {
+    let mut touched = Touched::default();
+    for (at, part) in buffers.iter().enumerate() {
+        let bytes = (part.buffer, part.at..part.at + part.bytes);
+        if ready.written >> at & 1 != 0 {
+            touched.writes.push(bytes);
+        } else {
+            touched.reads.push(bytes);
+        }
+    }
+    touched
 }

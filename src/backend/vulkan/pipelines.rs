@@ -23,7 +23,7 @@ pub(super) struct Pipelines {
     core: Arc<Core>,
     /// By the number of buffers.
     layouts: Vec<(vk::DescriptorSetLayout, vk::PipelineLayout)>,
-    made: HashMap<Kernel, vk::Pipeline>,
+    made: HashMap<Kernel, (vk::Pipeline, u32)>,
 }
 
 /// A kernel that is ready.
@@ -32,6 +32,8 @@ pub(super) struct Ready {
     pub pipeline: vk::Pipeline,
     pub layout: vk::PipelineLayout,
     pub set: vk::DescriptorSetLayout,
+    /// The buffers that it writes to, a bit each.
+    pub written: u32,
 }
 
 impl Pipelines {
@@ -68,16 +70,17 @@ impl Pipelines {
     /// A kernel, made ready if it is not.
     pub fn get(&mut self, kernel: Kernel) -> Result<Ready> {
         let (set, layout) = self.layouts[kernel.name.buffers()];
-        let pipeline = match self.made.get(&kernel) {
-            Some(&pipeline) => pipeline,
+        let (pipeline, written) = match self.made.get(&kernel) {
+            Some(&made) => made,
             None => {
                 let code = spirv::of(kernel, self.core.subgroups).ok_or_else(|| self.absent(kernel))?;
                 let pipeline = self.make(&kernel.function(), code, kernel.rows, layout)?;
-                self.made.insert(kernel, pipeline);
-                pipeline
+                let made = (pipeline, spirv::written(code));
+                self.made.insert(kernel, made);
+                made
             }
         };
-        Ok(Ready { pipeline, layout, set })
+        Ok(Ready { pipeline, layout, set, written })
     }
 
     fn absent(&self, kernel: Kernel) -> Fault {
@@ -123,7 +126,7 @@ impl Drop for Pipelines {
         if self.core.abandoned.load(Ordering::Acquire) {
             return;
         }
-        for &pipeline in self.made.values() {
+        for &(pipeline, _) in self.made.values() {
             // SAFETY: the stream, dropped before, has waited for whatever used it.
             unsafe { self.core.device.destroy_pipeline(pipeline, None) };
         }

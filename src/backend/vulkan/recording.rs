@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use ash::vk;
 
 use super::adapter::MAX_BUFFERS;
+use super::commands::Into;
 use super::core::Core;
+use super::hazards::Hazards;
 use super::memory::Part;
 use super::pipelines::Ready;
 use super::stream::MOST_LAUNCHES;
@@ -41,6 +43,8 @@ pub(super) struct Recorded {
     pool: vk::CommandPool,
     descriptors: Vec<vk::DescriptorPool>,
     portions: Vec<Portion>,
+    /// Of the last portion.
+    hazards: Hazards,
     /// Memory that the launches use.
     held: Vec<Arc<Held>>,
     /// Whether the last portion is still being recorded.
@@ -63,7 +67,15 @@ impl Recorded {
         // SAFETY: the device is alive and has the family.
         let answer = unsafe { core.device.create_command_pool(&info, None) };
         let pool = core.check("vkCreateCommandPool", doing, answer)?;
-        Ok(Recorded { core, pool, descriptors: Vec::new(), portions: Vec::new(), held: Vec::new(), open: false })
+        Ok(Recorded {
+            core,
+            pool,
+            descriptors: Vec::new(),
+            portions: Vec::new(),
+            hazards: Hazards::default(),
+            held: Vec::new(),
+            open: false,
+        })
     }
 
     /// Portions in their order.
@@ -90,7 +102,8 @@ impl Recorded {
         let portion = self.portions.last_mut().expect("one was begun");
         let pool = self.descriptors.last().copied().unwrap_or_default();
         let parts: Vec<Part> = buffers.iter().map(|held| held.part).collect();
-        self.core.dispatch((portion.commands, pool), kernel, ready, groups, &parts, constants)?;
+        let into = Into { commands: portion.commands, descriptors: pool, hazards: &mut self.hazards };
+        self.core.dispatch(into, kernel, ready, groups, &parts, constants)?;
         self.held.extend(buffers.iter().map(|&held| Arc::clone(held)));
         portion.last = kernel;
         portion.launches += 1;
@@ -125,6 +138,7 @@ impl Recorded {
         let answer = unsafe { core.device.begin_command_buffer(commands, &info) };
         core.check("vkBeginCommandBuffer", doing, answer)?;
         self.portions.push(Portion { commands, first, last: first, launches: 0 });
+        self.hazards.forget();
         self.open = true;
         Ok(())
     }

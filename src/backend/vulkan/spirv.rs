@@ -42,17 +42,22 @@ const CODE: &[(&str, &[u8])] = &code![
     "merge",
     "index_scores",
     "top_positions",
+    "router_logits",
     "choose",
     "group_rows",
     "combine",
+    "combine_onto",
     "rms_norm",
+    "add_norm",
     "layer_norm",
     "rope",
+    "keep",
     "copy_rows",
     "take_rows",
     "add",
     "swiglu",
     "predict",
+    "predict_merge",
     "read",
     "fma_peak",
     "matmul_f32_subgroup",
@@ -70,8 +75,11 @@ const CODE: &[(&str, &[u8])] = &code![
     "experts_int2_row_subgroup",
     "experts_fp8_e4m3_b128_subgroup",
     "attend_subgroup",
+    "router_logits_subgroup",
     "rms_norm_subgroup",
+    "add_norm_subgroup",
     "layer_norm_subgroup",
+    "keep_subgroup",
 ];
 
 /// The code of a kernel, with sums by subgroups if it has any and they are asked for; `None` if there is none.
@@ -80,6 +88,39 @@ pub(super) fn of(kernel: Kernel, subgroups: bool) -> Option<&'static [u8]> {
     let code = |name: &str| CODE.iter().find(|(of, _)| *of == name).map(|&(_, code)| code);
     let by_subgroups = if subgroups { code(&format!("{name}_subgroup")) } else { None };
     by_subgroups.or_else(|| code(&name))
+}
+
+/// The bindings that a module may write to, a bit each: those of its storage buffers that are not said to be read alone.
+///
+/// SPIR-V 1.3, sections 2.3 and 3.32: an instruction's first word has the number of its words above its code.
+pub(super) fn written(code: &[u8]) -> u32 {
+    const TYPE_POINTER: u32 = 32;
+    const VARIABLE: u32 = 59;
+    const DECORATE: u32 = 71;
+    const MEMBER_DECORATE: u32 = 72;
+    const NON_WRITABLE: u32 = 24;
+    const BINDING: u32 = 33;
+    let words: Vec<u32> = code.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect();
+    let (mut read_alone, mut bindings, mut pointed, mut written) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let mut left = words.get(5..).unwrap_or_default();
+    while let Some(&first) = left.first() {
+        let (instruction, rest) = left.split_at(((first >> 16) as usize).clamp(1, left.len()));
+        left = rest;
+        match (first & 0xffff, &instruction[1..]) {
+            (DECORATE, &[variable, BINDING, binding]) => bindings.push((variable, binding)),
+            (MEMBER_DECORATE, &[block, _, NON_WRITABLE]) => read_alone.push(block),
+            (TYPE_POINTER, &[pointer, _, to]) => pointed.push((pointer, to)),
+            (VARIABLE, &[pointer, variable, ..]) => {
+                let block = pointed.iter().find(|(of, _)| *of == pointer).map(|&(_, to)| to);
+                let binding = bindings.iter().find(|(of, _)| *of == variable).map(|&(_, binding)| binding);
+                if let Some(binding) = binding.filter(|_| block.is_none_or(|block| !read_alone.contains(&block))) {
+                    written |= 1 << binding;
+                }
+            }
+            _ => {}
+        }
+    }
+    written
 }
 
 #[cfg(test)]
@@ -107,6 +148,25 @@ mod tests {
         for name in files.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
             assert!(name == "SHA256SUMS" || named.contains(&name), "{name} is not in SHA256SUMS");
         }
+    }
+
+    /// The code itself tells which buffers a kernel writes to: what it says is held against the kernels' own list, and by hand.
+    #[test]
+    fn kernels_write_to_what_they_are_said_to() {
+        let mask = |name: &str| CODE.iter().find(|(of, _)| *of == name).map(|(_, code)| written(code)).unwrap();
+        assert_eq!(["matmul_f32", "experts_int3_g64_subgroup", "absorb_int8_row", "embed_f32"].map(mask), [8; 4]);
+        assert_eq!(["rope", "add", "fma_peak"].map(mask), [1; 3]);
+        assert_eq!(["copy_rows", "group_rows", "read"].map(mask), [2; 3]);
+        assert_eq!(["choose", "top_positions", "merge", "index_scores", "predict"].map(mask), [12, 4, 4, 16, 4]);
+        for kernel in Kernel::all().into_iter().filter(|kernel| !kernel.name.is_for_bricks()) {
+            for subgroups in [false, true] {
+                let mask = written(of(kernel, subgroups).unwrap());
+                assert!(mask != 0 && mask >> kernel.name.buffers() == 0, "{} writes {mask:#b}", kernel.function());
+                let output = kernel.name.output().unwrap_or(mask.trailing_zeros() as usize);
+                assert!(mask >> output & 1 == 1, "{} writes {mask:#b}, not {output}", kernel.function());
+            }
+        }
+        assert_eq!(written(&[]), 0);
     }
 
     #[test]

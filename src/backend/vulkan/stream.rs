@@ -1,10 +1,9 @@
 //! What the device is to do, in order: recorded, submitted in portions, waited for.
 //!
 //! A submission is recorded into one of a few frames, each with memory through which data goes to the device; while one is
-//! done, the next is recorded and filled. A barrier stands before everything that could need what was before it: all but
-//! copies to places that do not overlap.
+//! done, the next is recorded and filled. A barrier stands before everything that needs what was before it, or changes what that
+//! needs ([`Hazards`]).
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,7 +12,9 @@ use ash::vk;
 
 use super::Held;
 use super::adapter::MAX_BUFFERS;
+use super::commands::Into;
 use super::core::{Block, Core};
+use super::hazards::{Hazards, Touched};
 use super::memory::Part;
 use super::pipelines::Ready;
 use super::recording::Recorded;
@@ -87,8 +88,7 @@ struct Frame {
     last: Option<Kernel>,
     launches: u32,
     copied: u64,
-    /// Places that copies since the last barrier went to; `None` after anything else.
-    copies: Option<Vec<(vk::Buffer, Range<u64>)>>,
+    hazards: Hazards,
 }
 
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
@@ -204,7 +204,8 @@ impl Stream {
             // SAFETY: `from + count` is within the frame's share of the mapped memory, which the device does not read
             // before the frame is submitted, and is done with: `begin` has waited.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), self.staging.host.add(from as usize), now.len()) };
-            self.before_copy(to.buffer, at..at + count);
+            let touched = Touched { reads: Vec::new(), writes: vec![(to.buffer, at..at + count)] };
+            self.before_copy(touched);
             let region = [vk::BufferCopy { src_offset: from, dst_offset: at, size: count }];
             let frame = &mut self.frames[self.at];
             // SAFETY: the frame is being recorded, and both ranges are within their buffers.
@@ -226,8 +227,9 @@ impl Stream {
         let count = bytes.len();
         for piece in bytes.chunks_mut(STAGING_BYTES as usize) {
             self.begin()?;
-            self.barrier(vk::AccessFlags::TRANSFER_READ | vk::AccessFlags::TRANSFER_WRITE);
             let size = piece.len() as u64;
+            let (read, back) = ((from.buffer, at..at + size), (self.back.block.buffer, 0..size));
+            self.before_copy(Touched { reads: vec![read], writes: vec![back] });
             let region = [vk::BufferCopy { src_offset: at, dst_offset: 0, size }];
             let frame = &mut self.frames[self.at];
             frame.copied += size;
@@ -235,7 +237,8 @@ impl Stream {
             unsafe {
                 self.core.device.cmd_copy_buffer(frame.commands, from.buffer, self.back.block.buffer, &region);
             }
-            self.barrier(vk::AccessFlags::HOST_READ);
+            self.core.barrier_before_host(self.frames[self.at].commands);
+            self.frames[self.at].hazards.forget();
             self.wait()?;
             // SAFETY: the mapped memory has as many bytes, and the device is done with it.
             unsafe { std::ptr::copy_nonoverlapping(self.back.host, piece.as_mut_ptr(), piece.len()) };
@@ -257,11 +260,11 @@ impl Stream {
             return recorded.launch(self.launches, kernel, ready, groups, buffers, constants);
         }
         self.begin()?;
-        let Frame { commands, descriptors, .. } = self.frames[self.at];
-        let parts: Vec<Part> = buffers.iter().map(|held| held.part).collect();
-        self.core.dispatch((commands, descriptors), kernel, ready, groups, &parts, constants)?;
         let frame = &mut self.frames[self.at];
-        frame.copies = None;
+        let Frame { commands, descriptors, ref mut hazards, .. } = *frame;
+        let into = Into { commands, descriptors, hazards };
+        let parts: Vec<Part> = buffers.iter().map(|held| held.part).collect();
+        self.core.dispatch(into, kernel, ready, groups, &parts, constants)?;
         self.was_launched(kernel, kernel, 1)?;
         self.core.validate(|| format!("run {}", kernel.function()))
     }
@@ -294,7 +297,7 @@ impl Stream {
         for portion in recorded.portions() {
             self.begin()?;
             let frame = &mut self.frames[self.at];
-            frame.copies = None;
+            frame.hazards.forget();
             // SAFETY: the frame is being recorded; the portion is whole, may be in several frames, and is there until the
             // device is done with it: `Recording` waits before it goes.
             unsafe { self.core.device.cmd_execute_commands(frame.commands, &[portion.commands]) };
@@ -369,27 +372,18 @@ impl Stream {
             unsafe { core.device.cmd_write_timestamp(frame.commands, stage, self.queries, first) };
         }
         frame.state = State::Recording;
-        frame.copies = None;
+        frame.hazards.forget();
         (frame.staged, frame.launches, frame.copied) = (0, 0, 0);
         (frame.first, frame.last) = (None, None);
         Ok(())
     }
 
-    /// Whatever was recorded or submitted before is done, and seen, before what comes next.
-    fn barrier(&mut self, next: vk::AccessFlags) {
+    /// A barrier before a copy, if it needs one.
+    fn before_copy(&mut self, touched: Touched) {
         let frame = &mut self.frames[self.at];
-        self.core.barrier(frame.commands, next);
-        frame.copies = None;
-    }
-
-    /// A barrier before a copy, unless there were only copies to other places since the last one.
-    fn before_copy(&mut self, buffer: vk::Buffer, range: Range<u64>) {
-        let apart =
-            |(other, of): &(vk::Buffer, Range<u64>)| *other != buffer || of.end <= range.start || range.end <= of.start;
-        if !self.frames[self.at].copies.as_ref().is_some_and(|copies| copies.iter().all(apart)) {
-            self.barrier(vk::AccessFlags::TRANSFER_READ | vk::AccessFlags::TRANSFER_WRITE);
+        if frame.hazards.touch(touched) {
+            self.core.barrier(frame.commands);
         }
-        self.frames[self.at].copies.get_or_insert_default().push((buffer, range));
     }
 
     /// Hands what was recorded to the device.

@@ -48,7 +48,7 @@ fn bytes(count: usize, seed: u32) -> Vec<u8> {
 fn add(vulkan: &Vulkan, x: &Buffer, y: &Buffer, count: u32) -> Result<()> {
     let kernel = Kernel::plain(Name::Add);
     let (buffers, constants) = (&[x, y], &[count]);
-    vulkan.launch(&Launch { kernel, groups: [1, 1, 1], buffers, constants, shared_bytes: 0, early: false })
+    vulkan.launch(&Launch { kernel, groups: [1, 1, 1], buffers, constants, shared_bytes: 0 })
 }
 
 fn values(vulkan: &Vulkan, buffer: &Buffer, count: usize) -> Vec<f32> {

@@ -8,8 +8,8 @@ use crate::backend::gpu::Gpu;
 use crate::backend::gpu::driver::Driver;
 use crate::container::reader::Container;
 use crate::error::Faults;
-use crate::model::Model;
 use crate::model::memory::{Allowed, Needs, fits_gpu, gpu_positions};
+use crate::model::{Loaded, Model};
 use crate::progress::Progress;
 use crate::report::BenchMeasure;
 
@@ -30,17 +30,17 @@ pub(in super::super) fn decode<D: Driver>(
 ) -> Result<Vec<BenchMeasure>, Faults> {
     let device = gpu.gpu();
     check_memory(device, synthetic.bytes()?, "the model to decode with")?;
-    let scratch = Scratch::create(&options.directory)?;
+    let scratch = Scratch::create(&options.directory, progress)?;
     let path = scratch.path.join("model");
     check_space(&path, synthetic.bytes()?)?;
     progress.step("making a container");
     synthetic.write(&path, Contents::Model, true, progress)?;
     let container = Container::open(&path)?;
-    let needs = Needs::of(&path, container.config(), gpu_positions(MOST_TOKENS), 1);
+    let needs = Needs::of(&path, container.config(), Loaded::WithoutMtp, gpu_positions(MOST_TOKENS), 1);
     // All experts are on the device: what is little for that is told when there is none left.
     fits_gpu(&[needs], device, Allowed::default())?;
     progress.step("loading the model");
-    let model = Model::load(&container, gpu)?;
+    let model = Model::load_parts(&container, gpu, Loaded::WithoutMtp)?;
     let memory = Memory::new(device, READ_BYTES.min(device.driver().memory()?.free / 4))?;
     let mut limit = memory.limit(device)?;
     let of_token = token_bytes(&container)?;

@@ -188,14 +188,15 @@ fn work<D: Driver>(
     let x: Rows<D> = gpu.write(&numbers(width, n), width)?;
     let groups: Vec<Groups<D>> = choices.iter().map(|choice| gpu.groups_of(experts, choice)).collect::<Result<_>>()?;
     let work = Work::new(bench.device(), name, || {
-        for (choice, groups) in choices.iter().zip(&groups) {
-            match part {
-                Part::Gate => gpu.projected(experts, Projection::Gate, groups, &x)?,
-                Part::Down => gpu.projected(experts, Projection::Down, groups, &x)?,
-                Part::Whole => gpu.experts(experts, choice, &x)?,
-            };
-        }
-        Ok(Amount::Bytes(bytes))
+        // What they give is kept to the end, as gate's and up's are: none waits for the place of another's.
+        let given: Result<Vec<Rows<D>>> = (choices.iter().zip(&groups))
+            .map(|(choice, groups)| match part {
+                Part::Gate => gpu.projected(experts, Projection::Gate, groups, &x),
+                Part::Down => gpu.projected(experts, Projection::Down, groups, &x),
+                Part::Whole => gpu.experts(experts, choice, &x),
+            })
+            .collect();
+        given.map(|_| Amount::Bytes(bytes))
     });
     work.map(|work| work.keeping(x, choices, groups))
 }

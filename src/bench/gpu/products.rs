@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::backend::gpu::driver::Driver;
 use crate::backend::gpu::{Rows, Weight};
 use crate::bench::kernels::{FEW_ROWS, FORMATS, MANY_ROWS, Random, SHAPES, name_of, numbers};
-use crate::error::Result;
+use crate::error::{Result, counted};
 use crate::format::Format;
 use crate::report::BenchMeasure;
 use crate::weights::Matrix;
@@ -32,7 +32,7 @@ pub(super) fn measures<D: Driver>(bench: &mut Bench<'_, D>) -> Result<Vec<BenchM
         for (rows, columns) in SHAPES.map(|(rows, columns)| (rows / divisor, columns / divisor)) {
             let name = format!("{} [{rows}, {columns}]", name_of(format));
             let wanted = |numbers: &[usize]| -> Wanted {
-                let names = numbers.iter().map(|&n| (format!("{name}, {n} rows"), n));
+                let names = numbers.iter().map(|&n| (format!("{name}, {}", counted(n as u64, "row")), n));
                 names.filter(|(name, _)| bench.is_wanted(name)).collect()
             };
             let (few, many) = (wanted(&FEW_ROWS), wanted(&MANY_ROWS));
@@ -76,8 +76,10 @@ impl<D: Driver> Weights<D> {
     fn work(&self, bench: &Bench<'_, D>, name: String, n: usize, amount: Amount, count: usize) -> Result<Work<D>> {
         let x: Rows<D> = bench.gpu.write(&numbers(self.columns, n), self.columns)?;
         let work = Work::new(bench.device(), name, || {
-            self.matrices[..count].iter().try_for_each(|weight| bench.gpu.matmul(weight, &x).map(drop))?;
-            Ok(amount)
+            // What they give is kept to the end, as q_a's and kv_a's are: no product waits for the place of another's.
+            let given: Result<Vec<Rows<D>>> =
+                self.matrices[..count].iter().map(|weight| bench.gpu.matmul(weight, &x)).collect();
+            given.map(|_| amount)
         });
         work.map(|work| work.keeping(x, Vec::new(), Vec::new()))
     }

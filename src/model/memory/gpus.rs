@@ -1,10 +1,11 @@
 //! How models lie on one GPU or on several, by what is free on each: which layers go where, and how each has routed experts.
 
 use super::{Allowed, Needs, check_passing, directory, on_gpu, share_beside, tier_bytes};
-use crate::backend::gpu::placement::{Part, Placement, Room, Spread, place};
+use crate::backend::gpu::driver::DeviceMemory;
+use crate::backend::gpu::placement::{Part, Placement, Room, Spread, Unplaced, place};
 use crate::backend::gpu::tiers;
 use crate::backend::{Found, Gpus};
-use crate::error::{Fault, Place, Result};
+use crate::error::{Fault, FaultKind, Place, Result};
 
 /// How each of the models lies on GPUs that are open, all models there at the same time. Where all experts fit they are on the
 /// GPUs; else everything but experts is, and each GPU has as many experts of its layers as it has room for. What does not
@@ -17,15 +18,39 @@ pub fn spread(models: &[Needs], gpus: &Gpus, allowed: Allowed) -> Result<Vec<Spr
         return Ok(tiers.into_iter().map(spread).collect());
     }
     let models = &*models.iter().map(Needs::laid_in_bricks).collect::<Vec<_>>();
-    let placed = |fault: Fault| Fault { place: Place::file(directory(models)), ..fault };
     let whole = place(&parts(models, true), &rooms(models, &found, allowed, true));
     if let Ok(placement) = whole {
         check_passing(models, allowed)?;
         let spread = Spread { placement, tiers: vec![None; found.len()] };
         return Ok(vec![spread; models.len()]);
     }
-    let placement = place(&parts(models, false), &rooms(models, &found, allowed, false)).map_err(placed)?;
+    let placement = place(&parts(models, false), &rooms(models, &found, allowed, false));
+    let placement = placement.map_err(|unplaced| too_little(unplaced, models, &found, allowed))?;
     in_tiers(models, placement, &found, allowed)
+}
+
+/// The fault of models that have no place, with the least that would do: of what may be taken of each GPU, or, where that
+/// would not help, of what is free on each.
+fn too_little(unplaced: Unplaced, models: &[Needs], found: &[Found], allowed: Allowed) -> Fault {
+    let fits = |found: &[Found], device: Option<u64>| {
+        let of = |whole| place(&parts(models, whole), &rooms(models, found, Allowed { device, ..allowed }, whole));
+        of(true).is_ok() || of(false).is_ok()
+    };
+    let by_limit = allowed.device.is_some() && fits(found, None);
+    let with_each = |bytes: u64| -> Vec<Found> {
+        let memory = DeviceMemory { free: bytes, total: bytes };
+        found.iter().map(|gpu| Found { memory, ..gpu.clone() }).collect()
+    };
+    let does = |bytes: u64| if by_limit { fits(found, Some(bytes)) } else { fits(&with_each(bytes), None) };
+    // The first number of bytes that does; whatever all models take at most does.
+    let (mut too_few, mut least) = (0, u64::MAX);
+    while least - too_few > 1 {
+        let middle = too_few + (least - too_few) / 2;
+        *(if does(middle) { &mut least } else { &mut too_few }) = middle;
+    }
+    let Unplaced { layer, bytes, wanted, devices } = unplaced;
+    let kind = FaultKind::GpusMemory { layer, bytes, wanted, devices, least, by_limit };
+    Fault::new(Place::file(directory(models)), kind)
 }
 
 /// Tiers for the models on each GPU, of whose layers all but the experts has room there.
@@ -129,13 +154,16 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::backend::gpu::driver::DeviceMemory;
     use crate::config::Config;
+    use crate::model::Loaded;
 
     fn needs(fixture: &str) -> (Needs, u64) {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(fixture);
         let config = Config::read(&directory).unwrap();
-        (Needs::of(&directory, &config, 1000, 512), config.num_hidden_layers + config.num_nextn_predict_layers)
+        (
+            Needs::of(&directory, &config, Loaded::Whole, 1000, 512),
+            config.num_hidden_layers + config.num_nextn_predict_layers,
+        )
     }
 
     fn gpus(free: &[u64]) -> Vec<Found> {
@@ -162,6 +190,36 @@ mod tests {
             // Two models are where one is.
             let twice = super::parts(&[needs.clone(), needs], true);
             assert!(twice.iter().zip(&whole).all(|(two, one)| two.bytes == 2 * one.bytes && two.name == one.name));
+        }
+    }
+
+    /// What is said to be enough is, and one byte less is not.
+    #[test]
+    fn the_least_that_would_do_is_told() {
+        let (needs, _) = needs("fixtures/nano");
+        let models = [needs.clone(), needs];
+        let (whole, tiered) = (parts(&models, true), parts(&models, false));
+        let does = |found: &[Found], device: Option<u64>| {
+            let allowed = Allowed { memory: None, device };
+            let fits = |parts, whole| place(parts, &rooms(&models, found, allowed, whole));
+            fits(&whole, true).is_ok().then_some(()).ok_or(()).or_else(|()| fits(&tiered, false).map(drop))
+        };
+        for (free, device) in [
+            ([1 << 30, 1 << 30], Some(1)),
+            ([1 << 30, 1 << 23], Some(1 << 20)),
+            ([1 << 20, 1 << 20], Some(1 << 30)),
+            ([1 << 20, 0], None),
+            ([1 << 10, 1 << 10], Some(1 << 9)),
+        ] {
+            let found = gpus(&free);
+            let fault =
+                too_little(does(&found, device).unwrap_err(), &models, &found, Allowed { memory: None, device });
+            let FaultKind::GpusMemory { least, by_limit, .. } = *fault.kind else { panic!("{fault}") };
+            assert_eq!(by_limit, free[0] == 1 << 30, "{fault}");
+            let each = |bytes| if by_limit { does(&found, Some(bytes)) } else { does(&gpus(&[bytes; 2]), None) };
+            assert!(each(least).is_ok() && each(least - 1).is_err(), "{fault}");
+            let told = if by_limit { "--device-memory {} would do" } else { "{} bytes free on each would do" };
+            assert!(fault.to_string().ends_with(&told.replace("{}", &least.to_string())), "{fault}");
         }
     }
 

@@ -12,9 +12,11 @@ use crate::error::{Fault, FaultKind, Faults, Place, Result, Severity};
 use crate::experts;
 use crate::io::available_bytes;
 use crate::model::memory::{Allowed, Needs, fits_device, gpu_positions, share};
-use crate::model::{CHUNK_ROWS, check_memory, plain_bytes};
+use crate::model::{CHUNK_ROWS, Loaded, check_memory, plain_bytes};
 use crate::reference::{Fingerprint, Reference, ReferenceFile, fingerprint};
 
+/// What of the source is loaded: it drafts nothing.
+pub const OF_SOURCE: Loaded = Loaded::WithoutMtp;
 /// Positions of a text of the model's own: beginnings are short.
 const OWN_POSITIONS: usize = 48 + OWN_TOKENS;
 
@@ -118,15 +120,17 @@ fn fits(
     source: Option<&Path>,
     options: &TokenOptions,
 ) -> Result<()> {
-    let plain = plain_bytes(config);
+    let plain = plain_bytes(config, Loaded::Whole);
     let memory = options.memory.or_else(available_bytes);
     let devices = devices(options);
     let needs = |positions| -> Vec<Needs> {
-        let directories = std::iter::once(directory).chain(source);
-        directories.map(|directory| Needs::of(directory, config, positions, CHUNK_ROWS as u64)).collect()
+        let models = std::iter::once((directory, Loaded::Whole)).chain(source.map(|source| (source, OF_SOURCE)));
+        let of = |(directory, loaded)| Needs::of(directory, config, loaded, positions, CHUNK_ROWS as u64);
+        models.map(of).collect()
     };
     if devices.contains(&Device::Reference) {
-        check_memory(directory, plain.saturating_mul(1 + u64::from(source.is_some())), memory)?;
+        let of_source = source.map_or(0, |_| plain_bytes(config, OF_SOURCE));
+        check_memory(directory, plain.saturating_add(of_source), memory)?;
     }
     if devices.contains(&Device::Cpu) {
         prepared.cpu = share(&needs(positions_of(prepared)), options.memory)?;

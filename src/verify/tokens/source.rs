@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Level, OWN_TOKENS, Prepared, Stage, placed};
+use super::{Level, OF_SOURCE, OWN_TOKENS, Prepared, Stage, placed};
 use crate::backend::Backend;
 use crate::error::{Fault, FaultKind, Faults, Place, Severity};
 use crate::model::Model;
@@ -83,7 +83,7 @@ impl<B: Backend> Level<'_, B> {
             return self.outcome.stage.elsewhere("source");
         }
         progress.file("running the source");
-        let compared = Model::load(source, backend).and_then(|theirs| {
+        let compared = Model::load_parts(source, backend, OF_SOURCE).and_then(|theirs| {
             let exact = same_weights && theirs.has_indexers() == self.model.has_indexers();
             let compared = texts.into_iter().map(|(rank, text)| Ok((rank, self.agreement(&theirs, text)?)));
             Ok(SourceShare { exact, texts: compared.collect::<Result<_, Faults>>()? })
