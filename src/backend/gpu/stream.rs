@@ -179,8 +179,8 @@ impl Plan {
         if cheap && groups(&plan) < resident {
             plan = of(tiles[0]);
         }
-        // Where less than half of it would be busy ranges are computed apart.
-        if 2 * groups(&plan) <= resident {
+        // Where a third of its groups would do all ranges are computed apart.
+        if 3 * groups(&plan) <= resident {
             plan.ranges = across.div_ceil(across.div_ceil(SLOTS));
             plan.pieces *= plan.ranges;
         }
