@@ -73,17 +73,24 @@ impl Matrix {
 }
 
 impl Matrix {
-    /// The rows of this matrix, then those of another, as one; both back if they are not stored alike, or if blocks of rows would
-    /// not be whole where they meet.
-    pub fn above(self, other: Matrix) -> std::result::Result<Matrix, [Matrix; 2]> {
+    /// Whether this matrix and another are one when its rows stand above the other's: stored alike, with whole blocks of rows where
+    /// they meet.
+    pub fn joins(&self, other: &Matrix) -> bool {
         let blocks = self.format != Format::Fp8E4m3B128 || self.rows.is_multiple_of(SCALE_BLOCK as usize);
-        if (self.columns, self.format) != (other.columns, other.format) || !blocks {
-            return Err([self, other]);
-        }
-        let Matrix { rows, columns, format, mut codes, mut scales } = self;
-        codes.extend_from_slice(&other.codes);
-        scales.extend_from_slice(&other.scales);
-        Ok(Matrix { rows: rows + other.rows, columns, format, codes, scales })
+        blocks && (self.columns, self.format) == (other.columns, other.format)
+    }
+
+    /// The rows of this matrix, then those of another.
+    ///
+    /// # Panics
+    ///
+    /// Unless they join.
+    pub fn above(mut self, other: Matrix) -> Matrix {
+        assert!(self.joins(&other), "matrices that do not join");
+        self.rows += other.rows;
+        self.codes.extend_from_slice(&other.codes);
+        self.scales.extend_from_slice(&other.scales);
+        self
     }
 }
 

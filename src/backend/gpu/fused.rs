@@ -13,18 +13,13 @@ impl<D: Driver> Gpu<D> {
     /// [`crate::backend::Backend::upload_pair`]: in one weight where both go into bricks that one buffer holds.
     pub(super) fn pair(&self, names: [&str; 2], [first, second]: [Matrix; 2]) -> Result<Pair<Weight<D>>> {
         let rows = first.rows;
-        let apart = |first: Matrix, second: Matrix| -> Result<Pair<Weight<D>>> {
-            let upload = |name, matrix: Matrix| Weight::upload_linear(&self.device, name, &matrix);
-            Ok(Pair::Apart(upload(names[0], first)?, upload(names[1], second)?))
-        };
-        let in_bricks = |matrix: &Matrix| Weight::in_bricks(&self.device, names[0], matrix);
-        if !in_bricks(&first)? || !in_bricks(&second)? {
-            return apart(first, second);
+        let in_bricks = |matrix: &Matrix| Weight::in_bricks(&self.device, names[0], matrix, rows + second.rows);
+        if first.joins(&second) && in_bricks(&first)? && in_bricks(&second)? {
+            let both = Weight::upload_linear(&self.device, names[0], &first.above(second))?;
+            return Ok(Pair::Joined(both, rows));
         }
-        match first.above(second) {
-            Ok(both) => Ok(Pair::Joined(Weight::upload_linear(&self.device, names[0], &both)?, rows)),
-            Err([first, second]) => apart(first, second),
-        }
+        let upload = |name, matrix: Matrix| Weight::upload_linear(&self.device, name, &matrix);
+        Ok(Pair::Apart(upload(names[0], first)?, upload(names[1], second)?))
     }
 
     /// [`crate::backend::Backend::matmul_pair`].

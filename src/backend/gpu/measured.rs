@@ -19,9 +19,11 @@ impl<D: Driver> Gpu<D> {
         Ok(Choice { ids: words, weights: floats, rows: routed.len(), chosen, groups: None, known: ids.into() })
     }
 
-    /// The slots of a choice, by expert: for [`Gpu::projected`].
+    /// The slots of a choice, by expert: for [`Gpu::projected`], which may read them before the launch before it has ended.
     pub fn groups_of(&self, experts: &Experts<D>, choice: &Choice<D>) -> Result<Groups<D>> {
-        self.grouped(experts, &choice.ids, choice.rows, choice.chosen)
+        let groups = self.grouped(experts, &choice.ids, choice.rows, choice.chosen)?;
+        self.device.driver().wait()?;
+        Ok(groups)
     }
 
     /// One projection of the chosen experts, whose groups were made before: [slots, O], a slot for each expert of each row. `x`

@@ -287,18 +287,18 @@ impl<D: Driver> Gpu<D> {
         match &experts.held {
             Held::Whole(matrices) => {
                 let [gates, ups, downs] = matrices.each_ref().map(|matrices| matrices.slabs.iter());
-                self.gates_and_ups(gates, ups, x, [&gate, &up], &groups)?;
-                self.of_experts(downs, &self.gated(&gate, &up)?, &down, &groups, of_slot, true)?;
+                let ahead = self.gates_and_ups(gates, ups, x, [&gate, &up], &groups)?;
+                self.of_experts(downs, &self.gated(&gate, &up)?, &down, &groups, of_slot, ahead)?;
             }
             Held::Tiered(layer) => {
                 let most_slots = LAUNCH_TERMS / (x.width * experts.inner_rows()).max(1);
                 let mut pass = layer.pass(&counts(chosen.known), most_slots)?;
                 while let Some(batch) = pass.next()? {
                     let [gates, ups] = [Projection::Gate, Projection::Up].map(|of| pass.slabs(&batch, of).into_iter());
-                    self.gates_and_ups(gates, ups, x, [&gate, &up], &groups)?;
+                    let ahead = self.gates_and_ups(gates, ups, x, [&gate, &up], &groups)?;
                     // Of slots that are not filled yet nothing is read after this.
                     let gated = self.gated(&gate, &up)?;
-                    self.of_experts(pass.slabs(&batch, Projection::Down), &gated, &down, &groups, of_slot, true)?;
+                    self.of_experts(pass.slabs(&batch, Projection::Down), &gated, &down, &groups, of_slot, ahead)?;
                 }
             }
         }
@@ -326,6 +326,8 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Gate and up of the chosen experts that stand in these slabs, into their slots of each: together where they stand alike.
+    /// Whether what comes next may read the groups ahead, because a product here has waited for them: those in bricks let the next
+    /// kernel begin after they have waited, others before.
     fn gates_and_ups<'s>(
         &self,
         gates: impl ExactSizeIterator<Item = &'s Slab<D>> + Clone,
@@ -333,20 +335,23 @@ impl<D: Driver> Gpu<D> {
         x: &Rows<D>,
         [gate, up]: [&Rows<D>; 2],
         groups: &Groups<D>,
-    ) -> Result<()>
+    ) -> Result<bool>
     where
         D: 's,
     {
+        let in_bricks = |slab: &Slab<D>| slab.layout.bricks.is_some();
+        let (of_gates, of_ups) = (gates.clone().any(in_bricks), ups.clone().any(in_bricks));
         let divisor = groups.slots / groups.rows.max(1);
         let alike = gates.len() == ups.len() && gates.clone().zip(ups.clone()).all(|(gate, up)| gate.stands_as(up));
         if !alike {
             self.of_experts(gates, x, gate, groups, divisor, false)?;
-            return self.of_experts(ups, x, up, groups, divisor, true);
+            self.of_experts(ups, x, up, groups, divisor, of_gates)?;
+            return Ok(of_gates || of_ups);
         }
         for (at, (of_gate, of_up)) in gates.zip(ups).enumerate() {
             self.stream_experts(&[(of_gate, gate), (of_up, up)], x, groups, divisor, at > 0)?;
         }
-        Ok(())
+        Ok(of_gates || of_ups)
     }
 
     /// The slots of so many rows, by expert.
@@ -371,7 +376,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// One projection of the chosen experts that stand in these slabs, into their slots of out [slots, O]; slot s reads row
-    /// s / divisor of x. `ahead` says that nothing but x is written by the launch before.
+    /// s / divisor of x. `ahead` says that the groups were there before the launch before let this one begin.
     pub(super) fn of_experts<'s>(
         &self,
         slabs: impl IntoIterator<Item = &'s Slab<D>>,

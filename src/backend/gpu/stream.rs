@@ -179,8 +179,9 @@ impl Plan {
         if cheap && groups(&plan) < resident {
             plan = of(tiles[0]);
         }
-        // Where a third of its groups would do all ranges are computed apart.
-        if 3 * groups(&plan) <= resident {
+        // Where less than half of it would be busy ranges are computed apart; ranges of a brick gain less.
+        let busy = if across > SLOTS { resident / 2 } else { resident * 2 / 5 };
+        if groups(&plan) <= busy {
             plan.ranges = across.div_ceil(across.div_ceil(SLOTS));
             plan.pieces *= plan.ranges;
         }

@@ -154,9 +154,10 @@ impl<D: Driver> Weight<D> {
         Weight::upload_as(device, name, matrix, Weight::linear_layout(device, name, matrix)?)
     }
 
-    /// Whether [`Weight::upload_linear`] lays a matrix in bricks.
-    pub fn in_bricks(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<bool> {
-        Ok(Weight::linear_layout(device, name, matrix)?.bricks.is_some())
+    /// Whether [`Weight::upload_linear`] lays a matrix in bricks, of which so many rows would be one part.
+    pub fn in_bricks(device: &Device<D>, name: &str, matrix: &Matrix, rows: usize) -> Result<bool> {
+        let layout = Weight::linear_layout(device, name, matrix)?;
+        Ok(layout.bricks.is_some() && part_rows(device, &layout) >= rows)
     }
 
     fn linear_layout(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Layout> {

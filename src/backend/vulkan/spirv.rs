@@ -157,7 +157,8 @@ mod tests {
         assert_eq!(["matmul_f32", "experts_int3_g64_subgroup", "absorb_int8_row", "embed_f32"].map(mask), [8; 4]);
         assert_eq!(["rope", "add", "fma_peak"].map(mask), [1; 3]);
         assert_eq!(["copy_rows", "group_rows", "read"].map(mask), [2; 3]);
-        assert_eq!(["choose", "top_positions", "merge", "index_scores", "predict"].map(mask), [12, 4, 4, 16, 4]);
+        assert_eq!(["choose", "top_positions", "merge", "index_scores", "predict"].map(mask), [28, 4, 4, 16, 2]);
+        assert_eq!(["keep", "add_norm", "combine_onto", "predict_merge"].map(mask), [17, 9, 8, 8]);
         for kernel in Kernel::all().into_iter().filter(|kernel| !kernel.name.is_for_bricks()) {
             for subgroups in [false, true] {
                 let mask = written(of(kernel, subgroups).unwrap());
