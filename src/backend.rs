@@ -367,7 +367,7 @@ pub trait Backend: Sync {
     fn truncate(&self, cache: &mut Self::Cache, len: usize);
     /// What attention keeps of the next positions, and its queries there.
     ///
-    /// Of `kv` [n, latent + rope] the latents are normalized as by [`Backend::rms_norm`] with `norm` [latent] and the keys are
+    /// Of `kv` [n, latent + rope] the latents are normalized as by [`Backend::rms_norm`] with `norm` `[latent]` and the keys are
     /// turned; so the rows go into the cache. `q` [n, H · w] is turned in place, where `heads` says.
     fn keep(
         &self,
