@@ -480,7 +480,7 @@ impl<D: Driver> Backend for Gpu<D> {
 
     fn experts(&self, experts: &Experts<D>, choice: &Choice<D>, x: &Rows<D>) -> Result<Rows<D>> {
         experts.formats().into_iter().for_each(|format| self.tally.dispatch(Operation::Experts, Some(format)));
-        self.mixture(experts, choice, x, None)
+        self.mixture(experts, choice, x)
     }
 
     fn add_experts(

@@ -1,10 +1,10 @@
 //! Operations that follow each other in a layer, in one launch: each gives what the operations by themselves give.
 
+use super::Gpu;
 use super::driver::Driver;
 use super::kernels::{Kernel, Name, THREADS};
-use super::rows::{Cache, Choice, Rows};
+use super::rows::{Cache, Rows};
 use super::weight::Weight;
-use super::{Experts, Gpu};
 use crate::backend::{Kept, Pair};
 use crate::error::Result;
 use crate::weights::Matrix;
@@ -12,11 +12,9 @@ use crate::weights::Matrix;
 impl<D: Driver> Gpu<D> {
     /// [`crate::backend::Backend::upload_pair`]: in one weight where both go into bricks that one buffer holds.
     pub(super) fn pair(&self, names: [&str; 2], [first, second]: [Matrix; 2]) -> Result<Pair<Weight<D>>> {
-        let rows = first.rows;
-        let in_bricks = |matrix: &Matrix| Weight::in_bricks(&self.device, names[0], matrix, rows + second.rows);
-        if first.joins(&second) && in_bricks(&first)? && in_bricks(&second)? {
-            let both = Weight::upload_linear(&self.device, names[0], &first.above(second))?;
-            return Ok(Pair::Joined(both, rows));
+        if let Some(layout) = Weight::joined_layout(&self.device, names[0], &first, &second)? {
+            let rows = first.rows;
+            return Ok(Pair::Joined(Weight::upload_as(&self.device, names[0], &first.above(second), layout)?, rows));
         }
         let upload = |name, matrix: Matrix| Weight::upload_linear(&self.device, name, &matrix);
         Ok(Pair::Apart(upload(names[0], first)?, upload(names[1], second)?))
@@ -76,19 +74,5 @@ impl<D: Driver> Gpu<D> {
         )?;
         cache.rows += kv.rows;
         Ok(())
-    }
-
-    /// [`crate::backend::Backend::add_experts`].
-    pub(super) fn add_mixture(
-        &self,
-        stream: &mut Rows<D>,
-        experts: &Experts<D>,
-        choice: &Choice<D>,
-        x: &Rows<D>,
-        shared: &Rows<D>,
-    ) -> Result<()> {
-        assert_eq!((stream.width, stream.rows), (x.width, x.rows), "shapes of a sum");
-        assert_eq!((shared.width, shared.rows), (x.width, x.rows), "shapes of a sum");
-        self.mixture(experts, choice, x, Some((stream, shared))).map(|_| ())
     }
 }

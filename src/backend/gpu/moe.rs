@@ -9,7 +9,7 @@ use super::kernels::{Coding, Kernel, Name, THREADS};
 use super::rows::{Choice, Rows};
 use super::stream::MANY_ROWS;
 use super::tiers::Layer;
-use super::weight::{ExpertMatrices, Layout, Slab, Weight};
+use super::weight::{ExpertMatrices, Layout, Slab, Weight, each_once};
 use super::{Gpu, LAUNCH_TERMS, tile};
 use crate::backend::{ExpertSource, Routing};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
@@ -42,17 +42,17 @@ enum Held<D: Driver> {
 impl<D: Driver> Experts<D> {
     /// Every format once.
     pub fn formats(&self) -> Vec<Format> {
-        let matrices = match &self.held {
-            Held::Whole(matrices) => matrices,
-            Held::Tiered(layer) => return layer.formats(),
+        each_once(self.layouts().map(|layout| layout.format))
+    }
+
+    /// The layouts that there are.
+    fn layouts(&self) -> impl Iterator<Item = Layout> {
+        let (whole, tiered) = match &self.held {
+            Held::Whole(matrices) => (Some(matrices), None),
+            Held::Tiered(layer) => (None, Some(&layer.layouts)),
         };
-        let mut formats: Vec<Format> = Vec::new();
-        for format in matrices.iter().flat_map(ExpertMatrices::formats) {
-            if !formats.contains(&format) {
-                formats.push(format);
-            }
-        }
-        formats
+        let of_slabs = whole.into_iter().flatten().flat_map(|matrices| matrices.slabs.iter().map(|slab| slab.layout));
+        of_slabs.chain(tiered.into_iter().flatten().copied())
     }
 
     /// Gate, up and down.
@@ -217,33 +217,14 @@ impl<D: Driver> Gpu<D> {
         }
     }
 
-    /// [`crate::backend::Backend::experts`], or, `onto` the first of two with the second added,
-    /// [`crate::backend::Backend::add_experts`]; then what is given back is empty.
-    pub(super) fn mixture(
-        &self,
-        experts: &Experts<D>,
-        choice: &Choice<D>,
-        x: &Rows<D>,
-        onto: Option<(&Rows<D>, &Rows<D>)>,
-    ) -> Result<Rows<D>> {
-        assert_eq!(choice.rows, x.rows, "rows and choices");
-        let slot_terms = x.width * experts.inner_rows();
-        // In tiers a batch has few experts: all of its slots are those of one at least.
-        let row_terms = match &experts.held {
-            Held::Whole(_) => choice.chosen * slot_terms,
-            Held::Tiered(_) => slot_terms,
-        };
-        let room = if x.rows < MANY_ROWS { x.rows } else { self.most_rows(experts, choice.chosen)? };
-        let step = (LAUNCH_TERMS / row_terms.max(1)).min(room).max(1);
-        let known = match &experts.held {
-            Held::Whole(_) => &[],
-            Held::Tiered(_) => self.known(choice)?,
-        };
+    /// [`crate::backend::Backend::experts`].
+    pub(super) fn mixture(&self, experts: &Experts<D>, choice: &Choice<D>, x: &Rows<D>) -> Result<Rows<D>> {
+        let step = self.rows_together(experts, choice, x)?;
         if x.rows <= step {
-            let (ids, weights, groups) = (&choice.ids, &choice.weights, choice.groups.clone());
-            let chosen = Chosen { ids, weights, known, count: choice.chosen, groups };
-            return self.mixture_of(experts, &chosen, x, onto);
+            let chosen = self.chosen_at_once(experts, choice)?;
+            return self.combined(&self.downs(experts, &chosen, x)?, &chosen, x);
         }
+        let known = self.known_in_tiers(experts, choice)?;
         // Some rows at a time, so that no launch takes long.
         let out = self.rows(x.rows, x.width)?;
         for first in (0..x.rows).step_by(step) {
@@ -258,24 +239,70 @@ impl<D: Driver> Gpu<D> {
             let of_part = Rows { values: part(x.buffer(), x.width)?, rows, width: x.width };
             let known = known.get(first * choice.chosen..(first + rows) * choice.chosen).unwrap_or_default();
             let chosen = Chosen { ids: &ids, weights: &weights, known, count: choice.chosen, groups: None };
-            let sums = self.mixture_of(experts, &chosen, &of_part, None)?;
+            let sums = self.combined(&self.downs(experts, &chosen, &of_part)?, &chosen, &of_part)?;
             let whole = [rows, x.width];
             self.copy(sums.buffer(), [0, x.width, 0], &out.values, [first, x.width, 0], whole)?;
-        }
-        if let Some((stream, shared)) = onto {
-            self.sum(&out, shared)?;
-            self.sum(stream, &out)?;
         }
         Ok(out)
     }
 
-    fn mixture_of(
+    /// [`crate::backend::Backend::add_experts`].
+    pub(super) fn add_mixture(
         &self,
+        stream: &Rows<D>,
         experts: &Experts<D>,
-        chosen: &Chosen<'_, D>,
+        choice: &Choice<D>,
         x: &Rows<D>,
-        onto: Option<(&Rows<D>, &Rows<D>)>,
-    ) -> Result<Rows<D>> {
+        shared: &Rows<D>,
+    ) -> Result<()> {
+        for rows in [stream, shared] {
+            assert_eq!((rows.width, rows.rows), (x.width, x.rows), "shapes of a sum");
+        }
+        if x.rows > self.rows_together(experts, choice, x)? {
+            let sum = self.mixture(experts, choice, x)?;
+            self.sum(&sum, shared)?;
+            return self.sum(stream, &sum);
+        }
+        let chosen = self.chosen_at_once(experts, choice)?;
+        let down = self.downs(experts, &chosen, x)?;
+        let buffers = [down.buffer(), chosen.weights.buffer(), shared.buffer(), stream.buffer()];
+        self.combine(Name::CombineOnto, &buffers, &chosen, x)
+    }
+
+    /// Rows that go through the experts together at most, so that no launch takes long or leaves too much for the next.
+    fn rows_together(&self, experts: &Experts<D>, choice: &Choice<D>, x: &Rows<D>) -> Result<usize> {
+        assert_eq!(choice.rows, x.rows, "rows and choices");
+        let slot_terms = x.width * experts.inner_rows();
+        // In tiers a batch has few experts: all of its slots are those of one at least.
+        let row_terms = match &experts.held {
+            Held::Whole(_) => choice.chosen * slot_terms,
+            Held::Tiered(_) => slot_terms,
+        };
+        let mut room = x.rows;
+        if x.rows >= MANY_ROWS {
+            for layout in each_once(experts.layouts().filter(|layout| layout.bricks.is_some())) {
+                room = room.min(self.scratch_rows(&layout, choice.chosen)?);
+            }
+        }
+        Ok((LAUNCH_TERMS / row_terms.max(1)).min(room).max(1))
+    }
+
+    /// The numbers of the chosen experts where these are in tiers.
+    fn known_in_tiers<'c>(&self, experts: &Experts<D>, choice: &'c Choice<D>) -> Result<&'c [u32]> {
+        match &experts.held {
+            Held::Whole(_) => Ok(&[]),
+            Held::Tiered(_) => self.known(choice),
+        }
+    }
+
+    /// All of a choice.
+    fn chosen_at_once<'c>(&self, experts: &Experts<D>, choice: &'c Choice<D>) -> Result<Chosen<'c, D>> {
+        let (ids, weights, groups) = (&choice.ids, &choice.weights, choice.groups.clone());
+        Ok(Chosen { ids, weights, known: self.known_in_tiers(experts, choice)?, count: choice.chosen, groups })
+    }
+
+    /// What the chosen experts make of their rows: [slots, width].
+    fn downs(&self, experts: &Experts<D>, chosen: &Chosen<'_, D>, x: &Rows<D>) -> Result<Rows<D>> {
         let groups = match &chosen.groups {
             Some(words) => Groups { words: words.clone(), most: chosen.count, rows: 1, slots: chosen.count },
             None => self.grouped(experts, chosen.ids, x.rows, chosen.count)?,
@@ -302,27 +329,19 @@ impl<D: Driver> Gpu<D> {
                 }
             }
         }
-        let (tiles, constants) = (x.width.div_ceil(THREADS as usize), [chosen.count as u32, x.width as u32]);
-        let (y, weights) = (down.buffer(), chosen.weights.buffer());
-        let out = self.rows(if onto.is_some() { 0 } else { x.rows }, x.width)?;
-        let (name, buffers) = match onto {
-            Some((stream, shared)) => (Name::CombineOnto, &[y, weights, shared.buffer(), stream.buffer()][..]),
-            None => (Name::Combine, &[y, weights, out.buffer()][..]),
-        };
-        self.device.launch(Kernel::plain(name), [tiles, x.rows, 1], buffers, &constants)?;
+        Ok(down)
+    }
+
+    /// Σ over each row's slots, weighted.
+    fn combined(&self, down: &Rows<D>, chosen: &Chosen<'_, D>, x: &Rows<D>) -> Result<Rows<D>> {
+        let out = self.rows(x.rows, x.width)?;
+        self.combine(Name::Combine, &[down.buffer(), chosen.weights.buffer(), out.buffer()], chosen, x)?;
         Ok(out)
     }
 
-    /// Rows that go through the experts together at most, for what launches leave for the next.
-    fn most_rows(&self, experts: &Experts<D>, chosen: usize) -> Result<usize> {
-        let layouts: Vec<Layout> = match &experts.held {
-            Held::Whole(matrices) => matrices.iter().flat_map(|of| of.slabs.iter().map(|slab| slab.layout)).collect(),
-            Held::Tiered(layer) => layer.layouts.clone(),
-        };
-        layouts
-            .iter()
-            .filter(|layout| layout.bricks.is_some())
-            .try_fold(usize::MAX, |most, layout| Ok(most.min(self.scratch_rows(layout, chosen)?)))
+    fn combine(&self, name: Name, buffers: &[&D::Buffer], chosen: &Chosen<'_, D>, x: &Rows<D>) -> Result<()> {
+        let groups = [x.width.div_ceil(THREADS as usize), x.rows, 1];
+        self.device.launch(Kernel::plain(name), groups, buffers, &[chosen.count as u32, x.width as u32])
     }
 
     /// Gate and up of the chosen experts that stand in these slabs, into their slots of each: together where they stand alike.

@@ -251,7 +251,6 @@ impl<D: Driver> Gpu<D> {
                     self.launch_pieces(&plan, pieces, &buffers, &[&of_matrix[..], &of_rows].concat())?;
                 }
                 if let Some(partial) = &partial {
-                    let split = out.width.min(outputs);
                     let constants = [plan.ranges, count - first, outputs, out.width, part.rows.start, first, split];
                     self.device.launch(
                         Kernel::plain(Name::SumRanges),

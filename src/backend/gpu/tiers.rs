@@ -22,11 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use super::device::Device;
 use super::driver::Driver;
-use super::weight::{ABSENT, Layout, Slab, words_of};
+use super::weight::{ABSENT, Layout, Slab, each_once, words_of};
 use crate::backend::ExpertSource;
 use crate::error::{Faults, Result};
 use crate::experts::{self, ExpertCache, ExpertLayer, Requests};
-use crate::format::Format;
 use crate::roles::Projection;
 use crate::weights::{Located, Matrix, MatrixRef};
 use shelf::Shelf;
@@ -135,7 +134,6 @@ pub(super) struct Layer<D: Driver> {
     host: Host,
     /// Output features of gate and up.
     pub inner_rows: usize,
-    formats: Vec<Format>,
     /// Every layout once.
     pub layouts: Vec<Layout>,
     /// Names of each expert's matrices.
@@ -190,23 +188,12 @@ impl<D: Driver> Tiers<D> {
                 Host::Loaded((0..source.count()).map(expert).collect::<Result<_>>()?)
             }
         };
-        let mut formats: Vec<Format> = Vec::new();
-        for format in (0..3).flat_map(|projection| classes.iter().map(move |class| class[projection].format)) {
-            if !formats.contains(&format) {
-                formats.push(format);
-            }
-        }
-        let mut layouts: Vec<Layout> = Vec::new();
-        for &layout in classes.iter().flatten() {
-            if !layouts.contains(&layout) {
-                layouts.push(layout);
-            }
-        }
+        let layouts = each_once((0..3).flat_map(|projection| classes.iter().map(move |class| class[projection])));
         let inner_rows = classes.first().map_or(0, |class| class[0].rows);
         let names = |expert| PROJECTIONS.map(|projection| source.name(expert, projection));
         let names = (0..source.count()).map(names).collect();
         let number = self.inner().add_layer(&classes);
-        Ok(Layer { tiers: self.clone(), number, host, inner_rows, formats, layouts, names })
+        Ok(Layer { tiers: self.clone(), number, host, inner_rows, layouts, names })
     }
 }
 
@@ -231,11 +218,6 @@ fn located(source: &dyn ExpertSource, expert: usize) -> Result<Option<[Located<'
 }
 
 impl<D: Driver> Layer<D> {
-    /// Every format once.
-    pub fn formats(&self) -> Vec<Format> {
-        self.formats.clone()
-    }
-
     /// Experts of these that are not on the device.
     fn missing(&self, experts: &[usize]) -> Vec<usize> {
         let inner = self.tiers.inner();

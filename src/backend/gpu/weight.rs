@@ -154,10 +154,15 @@ impl<D: Driver> Weight<D> {
         Weight::upload_as(device, name, matrix, Weight::linear_layout(device, name, matrix)?)
     }
 
-    /// Whether [`Weight::upload_linear`] lays a matrix in bricks, of which so many rows would be one part.
-    pub fn in_bricks(device: &Device<D>, name: &str, matrix: &Matrix, rows: usize) -> Result<bool> {
-        let layout = Weight::linear_layout(device, name, matrix)?;
-        Ok(layout.bricks.is_some() && part_rows(device, &layout) >= rows)
+    /// How two matrices lie as one, the first above the second; `None` unless they join, and both go into bricks that one buffer
+    /// holds.
+    pub fn joined_layout(device: &Device<D>, name: &str, first: &Matrix, second: &Matrix) -> Result<Option<Layout>> {
+        if !first.joins(second) || Weight::linear_layout(device, name, second)?.bricks.is_none() {
+            return Ok(None);
+        }
+        let layout = Weight::linear_layout(device, name, first)?;
+        let both = Layout { rows: first.rows + second.rows, ..layout };
+        Ok((layout.bricks.is_some() && part_rows(device, &both) >= both.rows).then_some(both))
     }
 
     fn linear_layout(device: &Device<D>, name: &str, matrix: &Matrix) -> Result<Layout> {
@@ -166,7 +171,8 @@ impl<D: Driver> Weight<D> {
         Ok(if in_rows { layout } else { layout.in_bricks(device.driver()) })
     }
 
-    fn upload_as(device: &Device<D>, name: &str, matrix: &Matrix, layout: Layout) -> Result<Weight<D>> {
+    /// Uploads a matrix as a layout of its own says.
+    pub fn upload_as(device: &Device<D>, name: &str, matrix: &Matrix, layout: Layout) -> Result<Weight<D>> {
         let parts = (0..matrix.rows).step_by(part_rows(device, &layout).min(matrix.rows).max(1));
         let step = part_rows(device, &layout);
         let part = |first: usize| -> Result<Part<D>> {
@@ -377,11 +383,17 @@ impl<D: Driver> ExpertMatrices<D> {
         }
         Ok(ExpertMatrices { rows: of_layout.first().map_or(0, |(layout, _)| layout.rows), slabs })
     }
+}
 
-    /// The formats that there are.
-    pub fn formats(&self) -> impl Iterator<Item = Format> {
-        self.slabs.iter().map(|slab| slab.layout.format)
+/// Each of some things once, in the order in which they come first.
+pub(super) fn each_once<T: PartialEq>(things: impl Iterator<Item = T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for thing in things {
+        if !once.contains(&thing) {
+            once.push(thing);
+        }
     }
+    once
 }
 
 /// Values as they lie in memory.

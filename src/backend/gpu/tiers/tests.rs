@@ -7,6 +7,7 @@ use crate::backend::gpu::kernels::Kernel;
 use crate::backend::samples::{matrix, numbers};
 use crate::backend::{Backend, Routing};
 use crate::error::{Fault, FaultKind, Place};
+use crate::format::Format;
 
 /// A device of which less is to be had.
 #[derive(Debug)]
