@@ -12,6 +12,10 @@ use crate::progress::Progress;
 /// What the directory of a run is called, but for the number of its process.
 const NAME: &str = "coliconv-bench-";
 
+/// A file that the directory of a run has from its beginning, and what it says: no other program makes it.
+const MARK: &str = "coliconv-bench.txt";
+const MARKED: &str = "made by coliconv bench, which removes it and all that is beside it\n";
+
 /// The directories of runs that are not over.
 static OPEN: Mutex<Vec<Made>> = Mutex::new(Vec::new());
 
@@ -71,6 +75,8 @@ impl Scratch {
     fn make(parent: &Path, path: &Path) -> Result<DirectoryLock> {
         fs::create_dir_all(parent).map_err(|e| Fault::io("create the directory", parent, e))?;
         fs::create_dir(path).map_err(|e| Fault::io("create the directory", path, e))?;
+        let mark = path.join(MARK);
+        fs::write(&mark, MARKED).map_err(|e| Fault::io("write", &mark, e))?;
         DirectoryLock::take(path, &Claim::Whole)
     }
 }
@@ -81,15 +87,17 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the directories of runs that have died: they have such a name and a lock that nobody holds. One that cannot be
-/// removed stays.
+/// Removes the directories of runs that have died: they have such a name, the mark, and a lock that nobody holds. Whatever else is
+/// called so is somebody else's and stays, as does one that cannot be removed.
 fn remove_left(parent: &Path, progress: &dyn Progress) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_ours = name.strip_prefix(NAME).is_some_and(|number| number.parse::<u32>().is_ok());
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
         let path = entry.path();
-        if !is_ours || !is_directory || path.join(LOCK_FILE).symlink_metadata().is_err() {
+        let is_file = |name: &str| path.join(name).symlink_metadata().is_ok_and(|found| found.is_file());
+        let is_marked = is_file(MARK) && fs::read(path.join(MARK)).is_ok_and(|text| text == MARKED.as_bytes());
+        if !is_ours || !is_directory || !is_marked || !is_file(LOCK_FILE) {
             continue;
         }
         if let Ok(_lock) = DirectoryLock::take(&path, &Claim::Whole) {
@@ -130,6 +138,7 @@ mod tests {
             let path = place.path().join(name);
             fs::create_dir(&path).unwrap();
             fs::write(path.join("payload"), "x").unwrap();
+            fs::write(path.join(MARK), MARKED).unwrap();
             if lock {
                 fs::write(path.join(LOCK_FILE), "").unwrap();
             }
@@ -140,9 +149,14 @@ mod tests {
         let _lock = DirectoryLock::take(&running, &Claim::Whole).unwrap();
         let others = ["coliconv-bench-x", "other-bench-1"].map(|name| directory(name, true));
         let without = directory("coliconv-bench-3", false);
+        // Such a name and a lock that nobody holds are not enough: a killed conversion leaves a lock, too.
+        let [unmarked, changed] = ["coliconv-bench-4", "coliconv-bench-5"].map(|name| directory(name, true));
+        fs::remove_file(unmarked.join(MARK)).unwrap();
+        fs::write(changed.join(MARK), "notes").unwrap();
         drop(Scratch::create(place.path(), &Silent).unwrap());
         assert!(!left.exists());
         assert!(running.join("payload").exists() && without.join("payload").exists());
         assert!(others.iter().all(|path| path.join("payload").exists()));
+        assert!(unmarked.join("payload").exists() && changed.join("payload").exists());
     }
 }
