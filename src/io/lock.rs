@@ -178,6 +178,13 @@ impl LockFile {
     }
 }
 
+impl Drop for LockFile {
+    /// A process that is just being started has a copy of each open file for a moment: closing ours alone would not end the lock.
+    fn drop(&mut self) {
+        let _ = self.file.unlock();
+    }
+}
+
 /// Whether an open file still has this path.
 fn is_at(file: &File, path: &Path) -> bool {
     let there = || -> io::Result<bool> {
@@ -219,6 +226,31 @@ mod tests {
         drop(two);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         take(Claim::Whole).unwrap();
+    }
+
+    /// As when a process is started that has copies of open files until it runs its own program.
+    #[test]
+    fn a_lock_that_is_given_back_is_free_though_its_file_is_open_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let take = |claim: Claim| DirectoryLock::take(dir.path(), &claim).unwrap();
+        let copies = |held: &DirectoryLock| {
+            let files = [held.directory.as_ref(), held.part.as_ref()].into_iter().flatten();
+            files.map(|lock| lock.file.try_clone().unwrap()).collect::<Vec<_>>()
+        };
+        for claim in [Claim::Part("1-of-2".into()), Claim::Whole] {
+            let held = take(claim.clone());
+            let open = copies(&held);
+            drop(held);
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{claim:?}");
+            drop(take(claim));
+            drop(open);
+        }
+        let (one, two) = (take(Claim::Part("1-of-2".into())), take(Claim::Part("2-of-2".into())));
+        let open = [copies(&one), copies(&two)];
+        drop((one, two));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        drop(take(Claim::Whole));
+        drop(open);
     }
 
     /// A lock file that was removed while somebody waited for it locks nothing: the next one is taken.
