@@ -71,7 +71,7 @@ fn vulkan_device(adapter: &Adapter) -> DevicesGpu {
         capability: format!("Vulkan {}, {kind}", adapter.version),
         memory_bytes: adapter.memory_bytes,
         free_bytes: memory.as_ref().ok().map(|memory| memory.free),
-        kernels: memory.is_ok().then(|| adapter.kernels().to_owned()),
+        kernels: memory.is_ok().then(|| adapter.kernels()),
         peers: Vec::new(),
         unusable: memory.as_ref().err().map(why),
     }

@@ -16,18 +16,7 @@
 //
 // An and-or with two constants is two instructions on an NVIDIA GPU, which have room for one each; with one constant it is a
 // single one. So the exponent is a sum with `nothing`, which no compiler knows to be 0: `product` sets it.
-READS(0, Codes, uint codes);
-READS(0, Codes2, uvec2 codes_2);
-READS(0, Codes4, uvec4 codes_4);
-READS(1, Scales, float scales);
-
-struct Weights {
-    uint codes_at;    // where the matrix begins, in words
-    uint scales_at;
-    uint stride;      // words of a row's codes
-    uint row_scales;  // scales of a row; of fp8, of a row of blocks
-    uint group_size;  // of int4 in groups
-};
+#include "stored.glsl"
 
 // Columns of a lane in a slice of a product (product.glsl), and of a unit in it; how many units that are.
 #define SLICE (COLUMNS * ROWS <= 64 ? COLUMNS : 64 / ROWS)

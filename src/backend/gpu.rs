@@ -9,6 +9,7 @@ mod bricks;
 pub mod device;
 pub mod driver;
 mod fused;
+mod halves;
 pub mod kernels;
 mod lists;
 pub mod many;
@@ -116,6 +117,9 @@ impl<D: Driver> Gpu<D> {
     fn matmul_rows(&self, weight: &Weight<D>, x: &Rows<D>) -> Result<Rows<D>> {
         if weight.layout.bricks.is_some() {
             return self.stream(weight, x);
+        }
+        if let Some(halves) = self.in_halves(&weight.layout) {
+            return self.matmul_halves(weight, halves, x);
         }
         let (outputs, columns) = (weight.layout.rows, weight.layout.columns);
         self.product(weight, x, &Terms { columns, heads: 1, head_rows: 0, head_first: 0, outputs })

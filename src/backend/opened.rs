@@ -125,9 +125,12 @@ pub fn check_mode(device: Device, mode: Mode) -> Result<()> {
 
 fn check<D: Driver>(gpu: &Gpu<D>, mode: Mode) -> Result<()> {
     // Kernels of all codings come together.
-    let kernel = Kernel { name: Name::Fast, coding: Some(Coding::Int8Row), rows: Some(Name::Fast.tiles()[0]) };
+    let has = |name: Name| {
+        let kernel = Kernel { name, coding: Some(Coding::Int8Row), rows: Some(name.tiles()[0]) };
+        gpu.gpu().driver().has(kernel)
+    };
     match mode {
-        Mode::Fast if !gpu.gpu().driver().has(kernel) => Err(not_available(gpu.device())),
+        Mode::Fast if !has(Name::Fast) && !has(Name::MatmulHalves) => Err(not_available(gpu.device())),
         _ => Ok(()),
     }
 }

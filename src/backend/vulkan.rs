@@ -9,6 +9,7 @@ mod commands;
 mod core;
 mod faults;
 mod hazards;
+mod matrices;
 mod memory;
 mod pipelines;
 mod recording;
@@ -77,6 +78,8 @@ pub struct Options {
     pub push_descriptors: bool,
     /// Whether lanes are added up by subgroups, if the device has them: by default where those have 32 lanes.
     pub subgroups: Option<bool>,
+    /// Whether products of the fast mode may be had, on cooperative matrices, if the device has them.
+    pub matrices: bool,
     /// Bytes of a buffer at most, if the device allows as many.
     pub buffer_bytes: u64,
     /// Bytes of device memory to take at most.
@@ -93,6 +96,7 @@ impl Default for Options {
             validation: false,
             push_descriptors: true,
             subgroups: None,
+            matrices: true,
             buffer_bytes: u64::MAX,
             memory_bytes: u64::MAX,
             patience: Duration::from_secs(300),
@@ -247,7 +251,7 @@ impl Driver for Vulkan {
     }
 
     fn has(&self, kernel: Kernel) -> bool {
-        !kernel.name.is_for_bricks()
+        !kernel.name.is_for_bricks() && (self.0.core.matrices.is_some() || !kernel.name.is_for_halves())
     }
 
     fn resident(&self, kernel: Kernel, _: u32) -> Result<u32> {

@@ -68,6 +68,9 @@ pub enum Name {
     FastExpertsWide,
     SumRanges,
     SumExpertsRanges,
+    RoundHalves,
+    MatmulHalves,
+    ExpertsHalves,
 }
 
 /// How weights are stored, as far as kernels differ: groups of any size are one coding.
@@ -122,7 +125,19 @@ pub const TILE_ROWS: [u32; 4] = [1, 2, 4, 8];
 impl Name {
     /// Whether it reads weights, and so comes once for each [`Coding`].
     pub fn reads_weights(self) -> bool {
-        matches!(self, Name::Matmul | Name::Experts | Name::Embed | Name::Absorb) || self.reads_bricks()
+        matches!(self, Name::Matmul | Name::Experts | Name::Embed | Name::Absorb)
+            || self.reads_bricks()
+            || self.reads_halves()
+    }
+
+    /// Whether it reads weights as halves: such a kernel wants cooperative matrices, and only Vulkan has it.
+    pub fn reads_halves(self) -> bool {
+        matches!(self, Name::MatmulHalves | Name::ExpertsHalves)
+    }
+
+    /// Whether a device without cooperative matrices has no use for it.
+    pub fn is_for_halves(self) -> bool {
+        self.reads_halves() || self == Name::RoundHalves
     }
 
     /// Whether it reads weights in bricks: such a kernel wants tensor cores, and only CUDA has it.
@@ -156,6 +171,7 @@ impl Name {
         match self {
             Name::Matmul | Name::Experts => &TILE_ROWS,
             Name::RouterLogits => &[1, 8],
+            Name::MatmulHalves | Name::ExpertsHalves => &[16, 64],
             _ => self.streamed().unwrap_or_default(),
         }
     }
@@ -164,6 +180,7 @@ impl Name {
     pub fn file(self) -> &'static str {
         match self {
             Name::Matmul | Name::Experts | Name::Embed | Name::Absorb | Name::Read => self.into(),
+            Name::RoundHalves | Name::MatmulHalves | Name::ExpertsHalves => self.into(),
             Name::Predict | Name::PredictMerge => "predict",
             Name::FmaPeak => "peak",
             Name::Attend | Name::Merge => "attention",
@@ -189,16 +206,16 @@ impl Name {
         match self {
             Name::StreamExperts | Name::StreamExpertsRanges | Name::StreamExpertsTile => 9,
             Name::FastExperts | Name::FastExpertsRanges | Name::FastExpertsTile => 9,
-            Name::Experts | Name::StreamExpertsWide | Name::FastExpertsWide => 6,
+            Name::Experts | Name::ExpertsHalves | Name::StreamExpertsWide | Name::FastExpertsWide => 6,
             Name::IndexScores | Name::Keep | Name::Choose | Name::SumExpertsRanges => 5,
             Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile | Name::StreamWide => 5,
             Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile | Name::FastWide => 5,
-            Name::Matmul | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm => 4,
+            Name::Matmul | Name::MatmulHalves | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm => 4,
             Name::AddNorm | Name::CombineOnto | Name::PredictMerge => 4,
             Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
             Name::Swiglu | Name::RouterLogits | Name::SumRanges => 3,
             Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read | Name::Predict => 2,
-            Name::RoundRows => 2,
+            Name::RoundRows | Name::RoundHalves => 2,
             Name::FmaPeak => 1,
         }
     }
@@ -211,11 +228,12 @@ impl Name {
             Name::TopPositions | Name::Choose | Name::GroupRows | Name::Read => None,
             Name::Predict | Name::PredictMerge => None,
             // x, for one kernel alone
-            Name::RoundRows => None,
+            Name::RoundRows | Name::RoundHalves => None,
             Name::Rope | Name::Add => Some(0),
             Name::CopyRows | Name::SumRanges | Name::SumExpertsRanges => Some(1),
             // after weights and x; the choice of experts comes behind
-            name if name == Name::Experts || name.reads_bricks() => Some(3),
+            Name::Experts | Name::ExpertsHalves => Some(3),
+            name if name.reads_bricks() => Some(3),
             _ => Some(self.buffers() - 1),
         }
     }
@@ -251,7 +269,8 @@ impl Kernel {
         use strum::IntoEnumIterator;
         let mut all = Vec::new();
         for name in Name::iter() {
-            let codings = Coding::iter().filter(|coding| !name.reads_bricks() || coding.planes().is_some());
+            let every = !name.reads_bricks() && !name.reads_halves();
+            let codings = Coding::iter().filter(|coding| every || coding.planes().is_some());
             let codings: Vec<Option<Coding>> =
                 if name.reads_weights() { codings.map(Some).collect() } else { vec![None] };
             let mut rows: Vec<Option<u32>> = name.tiles().iter().copied().map(Some).collect();

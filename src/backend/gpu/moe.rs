@@ -414,6 +414,10 @@ impl<D: Driver> Gpu<D> {
                 self.stream_experts(&[(slab, out)], x, groups, divisor, ahead)?;
                 continue;
             }
+            if let Some(halves) = self.in_halves(&layout) {
+                self.experts_halves(slab, halves, x, out, groups, divisor)?;
+                continue;
+            }
             let [codes, scales, places] = slab.buffers();
             let [stride, row_scales, group_size] = layout.constants();
             let [expert_words, expert_scales] = slab.strides();

@@ -7,6 +7,7 @@ use ash::vk;
 
 use super::api::{self, Api, has, version_text};
 use super::faults::{api_fault, code};
+use super::matrices::Matrices;
 use crate::backend::gpu::driver::Limits;
 use crate::error::{Fault, FaultKind, Place, Result};
 
@@ -50,6 +51,8 @@ pub struct Adapter {
     pub(super) push_descriptors: bool,
     /// Lanes of a subgroup that can be asked to be full; 0 where subgroups cannot be used.
     pub(super) subgroup_lanes: u32,
+    /// What products of the fast mode are made of.
+    pub(super) matrices: Option<Matrices>,
     pub(super) memory_budget: bool,
     pub(super) is_portability: bool,
 }
@@ -88,9 +91,14 @@ impl fmt::Debug for Adapter {
 }
 
 impl Adapter {
-    /// Which of the kernels it runs: with sums by subgroups, or through shared memory.
-    pub fn kernels(&self) -> &'static str {
-        if self.subgroup_lanes >= LANES { "SPIR-V 1.3 with subgroups" } else { "SPIR-V 1.3" }
+    /// Which of the kernels it runs: with sums by subgroups, or through shared memory; with those of the fast mode, or without.
+    pub fn kernels(&self) -> String {
+        let subgroups = (self.subgroup_lanes >= LANES).then(|| "subgroups".to_owned());
+        let matrices = self.matrices.map(|of| format!("cooperative matrices of {} × {} × {}", of.m, of.n, of.k));
+        match subgroups.into_iter().chain(matrices).collect::<Vec<_>>().join(" and ") {
+            with if with.is_empty() => "SPIR-V 1.3".to_owned(),
+            with => format!("SPIR-V 1.3 with {with}"),
+        }
     }
 
     /// Refuses a device that lacks something.
@@ -143,6 +151,7 @@ fn describe(api: &Api, physical: vk::PhysicalDevice) -> Adapter {
     } else {
         more(instance, physical, &properties, &offered)
     };
+    let subgroup_lanes = subgroup_lanes(instance, physical, properties.api_version, &offered);
     Adapter {
         physical,
         ordinal: 0,
@@ -161,7 +170,8 @@ fn describe(api: &Api, physical: vk::PhysicalDevice) -> Adapter {
         memory,
         family: family.unwrap_or(0) as u32,
         tick: has_clock.then_some(f64::from(limits.timestamp_period)),
-        subgroup_lanes: subgroup_lanes(instance, physical, properties.api_version, &offered),
+        subgroup_lanes,
+        matrices: Matrices::of(api, physical, &properties, &offered, subgroup_lanes),
         push_descriptors: has(&offered, ash::khr::push_descriptor::NAME),
         memory_budget: has(&offered, ash::ext::memory_budget::NAME),
         is_portability: has(&offered, ash::khr::portability_subset::NAME),

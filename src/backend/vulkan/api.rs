@@ -26,7 +26,7 @@ pub(super) struct Api {
     messenger: Option<(ash::ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
     messages: Box<Messages>,
     // The library stays loaded as long as anything of it is used.
-    _entry: ash::Entry,
+    pub entry: ash::Entry,
 }
 
 #[derive(Default)]
@@ -49,9 +49,9 @@ impl Api {
         }
         let messages = Box::<Messages>::default();
         let instance = create(&entry, validation, &messages)?;
-        let mut api = Api { instance, messenger: None, messages, _entry: entry };
+        let mut api = Api { instance, messenger: None, messages, entry: entry };
         if validation {
-            let loader = ash::ext::debug_utils::Instance::new(&api._entry, &api.instance);
+            let loader = ash::ext::debug_utils::Instance::new(&api.entry, &api.instance);
             // SAFETY: the messages outlive the messenger, which is destroyed when this value is dropped.
             let made = unsafe { loader.create_debug_utils_messenger(&messenger(&api.messages), None) };
             let made = made.map_err(|error| api_fault(format!("vkCreateDebugUtilsMessengerEXT: {}", code(error))))?;

@@ -11,6 +11,7 @@ use super::Options;
 use super::adapter::{Adapter, LANES, MAX_BUFFERS};
 use super::api::Api;
 use super::faults::call_fault;
+use super::matrices::Matrices;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::error::{Fault, FaultKind, Place, Result};
 
@@ -23,6 +24,8 @@ pub(super) struct Core {
     pub adapter: Adapter,
     /// Whether kernels add up lanes by subgroups.
     pub subgroups: bool,
+    /// What products of the fast mode are made of, if there are any.
+    pub matrices: Option<Matrices>,
     /// Of one buffer, in bytes.
     pub buffer_bytes: u64,
     /// The number of the submission that is being recorded, and of the last that is done.
@@ -47,10 +50,18 @@ impl Core {
         if pushes {
             extensions.push(ash::khr::push_descriptor::NAME.as_ptr());
         }
-        let mut features = vk::PhysicalDeviceSubgroupSizeControlFeatures::default();
-        if subgroups {
+        let matrices = adapter.matrices.filter(|_| options.matrices);
+        let full = subgroups || matrices.is_some();
+        if full {
             extensions.push(ash::ext::subgroup_size_control::NAME.as_ptr());
-            features = features.compute_full_subgroups(true);
+        }
+        if matrices.is_some() {
+            let names = [
+                ash::khr::cooperative_matrix::NAME,
+                ash::khr::shader_float16_int8::NAME,
+                ash::khr::vulkan_memory_model::NAME,
+            ];
+            extensions.extend(names.map(|name| name.as_ptr()));
         }
         if adapter.memory_budget {
             extensions.push(ash::ext::memory_budget::NAME.as_ptr());
@@ -60,8 +71,17 @@ impl Core {
         }
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(adapter.family).queue_priorities(&[1.0])];
         let mut info = vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&extensions);
-        if subgroups {
-            info = info.push_next(&mut features);
+        let mut full_subgroups = vk::PhysicalDeviceSubgroupSizeControlFeatures::default().compute_full_subgroups(true);
+        let mut of_matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut of_halves = vk::PhysicalDeviceShaderFloat16Int8Features::default().shader_float16(true);
+        let mut of_model = vk::PhysicalDeviceVulkanMemoryModelFeatures::default()
+            .vulkan_memory_model(true)
+            .vulkan_memory_model_device_scope(true);
+        if full {
+            info = info.push_next(&mut full_subgroups);
+        }
+        if matrices.is_some() {
+            info = info.push_next(&mut of_matrices).push_next(&mut of_halves).push_next(&mut of_model);
         }
         // SAFETY: the device has the queue family and offers the extensions; `info` points to what lives until the end.
         let device = unsafe { api.instance.create_device(adapter.physical, &info, None) }
@@ -75,6 +95,7 @@ impl Core {
             push,
             buffer_bytes: adapter.limits.buffer_bytes.min(options.buffer_bytes) / 256 * 256,
             subgroups,
+            matrices,
             adapter,
             recording: AtomicU64::new(1),
             done: AtomicU64::new(0),

@@ -74,7 +74,7 @@ impl Pipelines {
             Some(&made) => made,
             None => {
                 let code = spirv::of(kernel, self.core.subgroups).ok_or_else(|| self.absent(kernel))?;
-                let pipeline = self.make(&kernel.function(), code, kernel.rows, layout)?;
+                let pipeline = self.make(kernel, code, layout)?;
                 let made = (pipeline, spirv::written(code));
                 self.made.insert(kernel, made);
                 made
@@ -88,10 +88,11 @@ impl Pipelines {
         Fault::new(Place::default(), FaultKind::GpuKernel { device, kernel })
     }
 
-    /// Makes a kernel ready; constant 0 of its code is the rows of its tile, constant 1 the outputs of a warp.
-    fn make(&self, name: &str, code: &[u8], rows: Option<u32>, layout: vk::PipelineLayout) -> Result<vk::Pipeline> {
+    /// Makes a kernel ready; constant 0 of its code is the rows of its tile, constant 1 the outputs of a warp; those of products of
+    /// halves are followed by what their matrices are.
+    fn make(&self, kernel: Kernel, code: &[u8], layout: vk::PipelineLayout) -> Result<vk::Pipeline> {
         let core = &self.core;
-        let doing = || format!("make {name} ready");
+        let doing = || format!("make {} ready", kernel.function());
         let words: Vec<u32> =
             code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
@@ -99,15 +100,19 @@ impl Pipelines {
         let answer = unsafe { core.device.create_shader_module(&info, None) };
         let module = core.check("vkCreateShaderModule", doing, answer)?;
         let entry = |id: u32| vk::SpecializationMapEntry { constant_id: id, offset: 4 * id, size: 4 };
-        let (entries, rows) = ([entry(0), entry(1)], rows.unwrap_or(1));
-        let values = [rows, outputs(rows)].map(u32::to_le_bytes).concat();
+        let rows = kernel.rows.unwrap_or(1);
+        let matrices = core.matrices.filter(|_| kernel.name.is_for_halves());
+        let mut values = vec![rows, outputs(rows)];
+        values.extend(matrices.map(|matrices| matrices.constants(rows)).unwrap_or_default());
+        let entries: Vec<_> = (0..values.len() as u32).map(entry).collect();
+        let values: Vec<u8> = values.into_iter().flat_map(u32::to_le_bytes).collect();
         let constants = vk::SpecializationInfo::default().map_entries(&entries).data(&values);
         let mut stage = vk::PipelineShaderStageCreateInfo::default()
             .stage(vk::ShaderStageFlags::COMPUTE)
             .module(module)
             .name(c"main")
             .specialization_info(&constants);
-        if core.subgroups {
+        if core.subgroups || matrices.is_some() {
             stage.flags = vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS_EXT;
         }
         let info = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(layout)];

@@ -60,6 +60,19 @@ const CODE: &[(&str, &[u8])] = &code![
     "predict_merge",
     "read",
     "fma_peak",
+    "round_halves",
+    "matmul_halves_int8_row",
+    "matmul_halves_int4_row",
+    "matmul_halves_int4_grouped",
+    "matmul_halves_int3_g64",
+    "matmul_halves_int2_row",
+    "matmul_halves_fp8_e4m3_b128",
+    "experts_halves_int8_row",
+    "experts_halves_int4_row",
+    "experts_halves_int4_grouped",
+    "experts_halves_int3_g64",
+    "experts_halves_int2_row",
+    "experts_halves_fp8_e4m3_b128",
     "matmul_f32_subgroup",
     "matmul_int8_row_subgroup",
     "matmul_int4_row_subgroup",
@@ -156,7 +169,8 @@ mod tests {
         let mask = |name: &str| CODE.iter().find(|(of, _)| *of == name).map(|(_, code)| written(code)).unwrap();
         assert_eq!(["matmul_f32", "experts_int3_g64_subgroup", "absorb_int8_row", "embed_f32"].map(mask), [8; 4]);
         assert_eq!(["rope", "add", "fma_peak"].map(mask), [1; 3]);
-        assert_eq!(["copy_rows", "group_rows", "read"].map(mask), [2; 3]);
+        assert_eq!(["copy_rows", "group_rows", "read", "round_halves"].map(mask), [2; 4]);
+        assert_eq!(["matmul_halves_int4_row", "experts_halves_int3_g64"].map(mask), [8; 2]);
         assert_eq!(["choose", "top_positions", "merge", "index_scores", "predict"].map(mask), [28, 4, 4, 16, 2]);
         assert_eq!(["keep", "add_norm", "combine_onto", "predict_merge"].map(mask), [17, 9, 8, 8]);
         for kernel in Kernel::all().into_iter().filter(|kernel| !kernel.name.is_for_bricks()) {

@@ -6,10 +6,10 @@ use super::*;
 use crate::backend::gpu::Gpu;
 use crate::backend::gpu::kernels::{Kernel, Name};
 use crate::backend::gpu::splits::every_split;
-use crate::backend::gpu::tests::{Extent, every_kernel, faults_on_purpose, formats_are_refused};
+use crate::backend::gpu::tests::{Extent, every_kernel, fast_products, faults_on_purpose, formats_are_refused};
 use crate::backend::gpu::tiers;
 use crate::backend::samples::{formats, matrix, numbers, routed};
-use crate::backend::{Backend, Mla, Places};
+use crate::backend::{Backend, Mla, Mode, Places};
 use crate::format::Format;
 
 /// Options of tests: COLICONV_VULKAN_VALIDATION=1 in the environment lets the validation layers watch.
@@ -164,6 +164,48 @@ fn sums_by_subgroups_have_the_same_bits() {
         assert!(bits(&plain) == bits(&subgroups), "{format}");
     }
     every_kernel(&subgroups, Extent::Small);
+}
+
+/// A device with cooperative matrices; `None`, said aloud, where there is none and COLICONV_REQUIRE_DEVICES does not name
+/// `cooperative-matrices`.
+fn with_matrices(options: Options) -> Option<Vulkan> {
+    let vulkan = opened(options)?;
+    if vulkan.0.core.matrices.is_some() {
+        return Some(vulkan);
+    }
+    let required = std::env::var("COLICONV_REQUIRE_DEVICES").unwrap_or_default();
+    let device = vulkan.device();
+    let demanded = required.split(',').any(|device| device == "cooperative-matrices");
+    assert!(!demanded, "COLICONV_REQUIRE_DEVICES={required}, but {device} has none");
+    eprintln!("not tested: {device} has no cooperative matrices that products can be made of");
+    None
+}
+
+#[test]
+fn products_of_halves_are_near() {
+    let Some(vulkan) = with_matrices(options()) else { return };
+    fast_products(&Gpu::new(vulkan, None).in_mode(Mode::Fast));
+}
+
+#[test]
+fn small_buffers_change_no_bit_of_products_of_halves() {
+    let small = Options { buffer_bytes: 12 << 10, push_descriptors: false, ..options() };
+    let (Some(large), Some(small)) = (with_matrices(options()), with_matrices(small)) else { return };
+    let [large, small] = [large, small].map(|vulkan| Gpu::new(vulkan, None).in_mode(Mode::Fast));
+    for format in formats() {
+        let bits = |gpu| computed(gpu, format).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert!(bits(&large) == bits(&small), "{format}");
+    }
+}
+
+/// What a device without cooperative matrices has no kernels for is not asked of it.
+#[test]
+fn without_matrices_there_are_no_products_of_halves() {
+    let Some(vulkan) = opened(Options { matrices: false, ..options() }) else { return };
+    let (of_halves, others): (Vec<_>, Vec<_>) =
+        Kernel::all().into_iter().filter(|kernel| !kernel.name.is_for_bricks()).partition(|k| k.name.is_for_halves());
+    assert!(!of_halves.iter().any(|&kernel| vulkan.has(kernel)) && others.iter().all(|&kernel| vulkan.has(kernel)));
+    assert_eq!(of_halves.len(), 25);
 }
 
 #[test]

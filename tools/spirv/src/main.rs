@@ -3,7 +3,8 @@
 //!     cargo run --release --manifest-path tools/spirv/Cargo.toml [check]
 //!
 //! - A source that names `KERNEL_…` holds these kernels, any other the one of its own name.
-//! - A source that includes `weights.glsl` comes once for each coding of weights.
+//! - A source comes once for each coding of weights that it names, as `CODING_…`: all where it includes `weights.glsl`, those
+//!   that are halves where it includes `half_weights.glsl`.
 //! - A kernel that adds up lanes, by `sums.glsl`, comes once more, with subgroups.
 
 use std::collections::BTreeMap;
@@ -45,10 +46,11 @@ fn build(kernels: &Path) -> Result<BTreeMap<String, Vec<u8>>, String> {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         for kernel in kernels_of(&text, &stem) {
             let define = format!("#define KERNEL_{}\n", kernel.to_uppercase());
-            let codings: Vec<Option<&str>> = match text.contains("CODING_F32") {
-                true => CODINGS.iter().copied().map(Some).collect(),
-                false => vec![None],
-            };
+            let named = |coding: &&str| text.contains(&format!("CODING_{}", coding.to_uppercase()));
+            let mut codings: Vec<Option<&str>> = CODINGS.iter().copied().filter(named).map(Some).collect();
+            if codings.is_empty() {
+                codings.push(None);
+            }
             for coding in codings {
                 let (name, defines) = match coding {
                     None => (kernel.clone(), define.clone()),
