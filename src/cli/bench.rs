@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     /// Of `kernels`, `decode` and `score`, where to compute: cpu, cuda[:N] or vulkan[:N] [default: cpu]
     #[arg(long, value_name = "D")]
     device: Option<String>,
-    /// Of `kernels`, `decode` and `score` on a CUDA device, how sums are formed: exact, or fast, with activations rounded to bf16
+    /// Of `kernels`, `decode` and `score` on a GPU, how sums are formed: exact, or fast, with rounded activations
     #[arg(long, value_name = "MODE", default_value = "exact", value_parser = ["exact", "fast"])]
     mode: String,
     /// Of `kernels` on a GPU, only measures whose names contain this, for one "int4-row [2048, 6144]"

@@ -15,7 +15,7 @@ pub(super) struct Running {
     /// GPUs [default: cpu]
     #[arg(long, value_name = "D", action = ArgAction::Set, num_args = 1)]
     device: Vec<String>,
-    /// How sums are formed: exact, or fast, on CUDA alone, with rounded activations
+    /// How sums are formed: exact, or fast, on GPUs alone, with rounded activations
     #[arg(long, value_name = "MODE", default_value = "exact")]
     mode: String,
     /// Threads; 0 for one per core [default: 0]

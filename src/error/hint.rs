@@ -398,7 +398,9 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
         K::GpuLacks { .. } => "use --device cpu".into(),
         K::GpuTimeout { .. } => "the driver may have given up: restart, and see what the system's log says of the GPU".into(),
         K::ModeNotAvailable { .. } => {
-            "leave it out, or use --device cuda: a GPU of compute capability 8.0 or later has it".into()
+            "leave it out, or use --device cuda with a GPU of compute capability 8.0 or later, or --device vulkan with one that \
+             has cooperative matrices: `coliconv devices` says so"
+                .into()
         }
         K::GpuTooOld { .. } => "use --device cpu".into(),
         K::GpuMemory { wanted, total, .. } if wanted > total => {

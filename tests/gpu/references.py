@@ -3,11 +3,14 @@
 
     tests/gpu/references.py COLICONV DEVICE          for one: target/release/coliconv cuda
     tests/gpu/references.py COLICONV DEVICE least    with the least of the device's memory that is taken: one expert at a time
+    tests/gpu/references.py COLICONV DEVICE fast     in the fast mode
     tests/gpu/references.py COLICONV DEVICE OTHER    beside another device: target/release/coliconv cuda:0,0 cuda
 
 Converts the fixtures as their references want it, lets the device verify them, and fails unless every token is exact,
 every log-probability is within 1e-4 of the CPU's, generated text does not depend on the number of drafts, and the device
-was really used. With another device every bit of its log-probabilities must be that of the first. Needs nothing but Python's standard library.
+was really used. With another device every bit of its log-probabilities must be that of the first. In the fast mode, where a rounding
+may change which expert or position is chosen, 98 of 100 predictions of all references together must be theirs, and of the CPU's
+own texts log-probabilities may be off by 0.05. Needs nothing but Python's standard library.
 """
 
 import json
@@ -18,8 +21,10 @@ import tempfile
 from pathlib import Path
 
 FIXTURES = Path(__file__).resolve().parent.parent.parent / "fixtures"
-LOGPROB_TOLERANCE = 1e-4
-LEAST = sys.argv[3:] == ["least"]
+LEAST, FAST = sys.argv[3:] == ["least"], sys.argv[3:] == ["fast"]
+LOGPROB_TOLERANCE = 0.05 if FAST else 1e-4
+PREDICTIONS_NEAR = 0.98
+PREDICTIONS = [0, 0]
 
 
 def run(*command: object) -> dict:
@@ -33,8 +38,8 @@ def run(*command: object) -> dict:
 
 
 def run_on(device: str, *command: object) -> dict:
-    """The same on the device, if it is asked for with the least of its memory."""
-    command = (*command, "--device", device)
+    """The same on the device, if it is asked for with the least of its memory, or in the fast mode."""
+    command = (*command, "--device", device, *(["--mode", "fast"] if FAST else []))
     if LEAST:
         refused = run(*command, "--device-memory", 1)["refused"][0]["message"]
         command = (*command, "--device-memory", re.search(r"needs (\d+) bytes", refused)[1])
@@ -57,6 +62,15 @@ def files_of(fixture: Path) -> dict[str, list[Path]]:
 
 def wrong_with(entry: dict, reference: dict) -> list[str]:
     """What of a report's entry is not exact."""
+    wrong = [] if FAST else tokens_wrong_with(entry, reference)
+    gpu = entry["gpu"]
+    if not gpu or not gpu["dispatches"] or gpu["fallbacks"]:
+        wrong.append(f"the device was not used: {gpu}")
+    return wrong
+
+
+def tokens_wrong_with(entry: dict, reference: dict) -> list[str]:
+    """Which tokens of a report's entry are not exact, and whether log-probabilities are."""
     wrong = []
     if (forced := entry["teacher_forced"]) and forced["matched"] != forced["total"]:
         wrong.append(f"teacher-forced {forced}")
@@ -66,9 +80,6 @@ def wrong_with(entry: dict, reference: dict) -> list[str]:
         wrong.append(f"drafts {drafts}")
     if (entry["max_abs_logprob_diff"] or 0) > LOGPROB_TOLERANCE:
         wrong.append(f"log-probabilities {entry['max_abs_logprob_diff']}")
-    gpu = entry["gpu"]
-    if not gpu or not gpu["dispatches"] or gpu["fallbacks"]:
-        wrong.append(f"the device was not used: {gpu}")
     return wrong
 
 
@@ -76,13 +87,19 @@ def verified(coliconv: str, device: str, model: Path, references: list[Path]) ->
     """What is wrong with a model on the device."""
     flags = [flag for path in references for flag in ("--reference", path)]
     report = run_on(device, coliconv, "verify", model, "--json", *flags)
-    wrong = [] if report["exit"] == 0 else [f"exit {report['exit']}: {[c for c in report.get('checks', []) if c['status'] == 'fail']}"]
+    failed = [check for check in report.get("checks", []) if check["status"] == "fail"]
+    is_near = FAST and all(check["name"] == "tokens" for check in failed)
+    wrong = [] if report["exit"] == 0 or is_near else [f"exit {report['exit']}: {failed}"]
     by_path = {str(path): json.loads(path.read_text()) for path in references}
     for entry in report.get("tokens", []):
         file = by_path[entry["reference"]]
         reference = file.get("references", [file])[entry["number"]]
         wrong += [f"{Path(entry['reference']).name} {entry['number']}: {what}" for what in wrong_with(entry, reference)]
-    print(f"  {len(report.get('tokens', []))} references, {len(wrong)} wrong", flush=True)
+    forced = [entry["teacher_forced"] for entry in report.get("tokens", []) if entry["teacher_forced"]]
+    equal, total = (sum(of[what] for of in forced) for what in ("matched", "total"))
+    PREDICTIONS[0] += equal
+    PREDICTIONS[1] += total
+    print(f"  {len(report.get('tokens', []))} references, {len(wrong)} wrong, {equal} of {total} predictions", flush=True)
     return wrong
 
 
@@ -101,7 +118,8 @@ def beside_cpu(coliconv: str, device: str, model: Path, folder: Path, drafts: bo
     for count in range(0, 7) if drafts else [0]:
         flags = ["--prompt", "In the beginning", "--max-tokens", 40, "--draft", count, "--json"]
         said.append(run_on(device, coliconv, "generate", model, *flags))
-    said.append(run(coliconv, "generate", model, "--prompt", "In the beginning", "--max-tokens", 40, "--json"))
+    if not FAST:
+        said.append(run(coliconv, "generate", model, "--prompt", "In the beginning", "--max-tokens", 40, "--json"))
     if any(one.get("ids") != said[0].get("ids") for one in said):
         wrong.append(f"generated texts differ: {[one.get('ids') for one in said]}")
     return wrong
@@ -122,7 +140,7 @@ def beside(coliconv: str, device: str, other: str, model: Path, folder: Path) ->
 
 
 def main() -> None:
-    coliconv, device, *others = [one for one in sys.argv[1:] if one != "least"]
+    coliconv, device, *others = [one for one in sys.argv[1:] if one not in ("least", "fast")]
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for fixture in (FIXTURES / "nano", FIXTURES / "tiny"):
@@ -141,9 +159,11 @@ def main() -> None:
                 for other in others:
                     found += beside(coliconv, device, other, model, Path(folder))
                 wrong += [f"{fixture.name} {name}: {what}" for what in found]
+    if FAST and PREDICTIONS[0] < PREDICTIONS_NEAR * PREDICTIONS[1]:
+        wrong.append(f"{PREDICTIONS[0]} of {PREDICTIONS[1]} predictions are those of the references")
     if wrong:
         sys.exit("\n".join(wrong))
-    print(f"every reference is exact on {device}")
+    print(f"every reference is {'near' if FAST else 'exact'} on {device}")
 
 
 if __name__ == "__main__":
