@@ -122,17 +122,94 @@ pub const THREADS: u32 = 256;
 /// Numbers of rows of x that a group of threads takes in the kernels that come in several.
 pub const TILE_ROWS: [u32; 4] = [1, 2, 4, 8];
 
+/// What a kernel reads of weights: nothing, rows as they are stored, the same as halves, or bricks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    Nothing,
+    Rows,
+    Halves,
+    Bricks,
+}
+
+/// The file of a kernel's source, without an ending; its buffers; what weights it reads; numbers of rows of x that it comes for.
+type Form = (&'static str, usize, Reads, &'static [u32]);
+
 impl Name {
+    /// The one list of what there is to know of each kernel.
+    fn form(self) -> Form {
+        use Reads::{Bricks, Halves, Nothing, Rows};
+        match self {
+            Name::Matmul => ("matmul", 4, Rows, &TILE_ROWS),
+            Name::Experts => ("experts", 6, Rows, &TILE_ROWS),
+            Name::Embed => ("embed", 4, Rows, &[]),
+            Name::Absorb => ("absorb", 4, Rows, &[]),
+            Name::RoundHalves => ("round_halves", 2, Nothing, &[]),
+            Name::MatmulHalves => ("matmul_halves", 4, Halves, &[16, 64]),
+            Name::ExpertsHalves => ("experts_halves", 6, Halves, &[16, 64]),
+            Name::Attend => ("attention", 4, Nothing, &[]),
+            Name::Merge => ("attention", 3, Nothing, &[]),
+            Name::IndexScores => ("indexer", 5, Nothing, &[]),
+            Name::TopPositions => ("indexer", 3, Nothing, &[]),
+            Name::RouterLogits => ("router", 3, Nothing, &[1, 8]),
+            Name::Choose => ("router", 5, Nothing, &[]),
+            Name::GroupRows => ("router", 2, Nothing, &[]),
+            Name::Combine => ("router", 3, Nothing, &[]),
+            Name::CombineOnto => ("router", 4, Nothing, &[]),
+            Name::Keep => ("pointwise", 5, Nothing, &[]),
+            Name::AddNorm | Name::LayerNorm => ("pointwise", 4, Nothing, &[]),
+            Name::RmsNorm | Name::TakeRows | Name::Swiglu => ("pointwise", 3, Nothing, &[]),
+            Name::Rope | Name::CopyRows | Name::Add => ("pointwise", 2, Nothing, &[]),
+            Name::Predict => ("predict", 2, Nothing, &[]),
+            Name::PredictMerge => ("predict", 4, Nothing, &[]),
+            Name::Read => ("read", 2, Nothing, &[]),
+            Name::FmaPeak => ("peak", 1, Nothing, &[]),
+            Name::Stream | Name::StreamNarrow => ("stream", 5, Bricks, &[2]),
+            Name::StreamRanges => ("stream", 5, Bricks, &[2, 8]),
+            Name::StreamTile => ("tile", 5, Bricks, &[16]),
+            Name::StreamWide => ("wide", 5, Bricks, &[16]),
+            Name::StreamExperts => ("stream_experts", 9, Bricks, &[2]),
+            Name::StreamExpertsRanges => ("stream_experts", 9, Bricks, &[2, 8]),
+            Name::StreamExpertsTile => ("tile_experts", 9, Bricks, &[16]),
+            Name::StreamExpertsWide => ("wide_experts", 6, Bricks, &[16]),
+            Name::Fast | Name::FastNarrow | Name::FastRanges => ("stream", 5, Bricks, &[8]),
+            Name::FastTile => ("tile", 5, Bricks, &[48]),
+            Name::FastWide => ("wide", 5, Bricks, &[32, 64]),
+            Name::FastExperts | Name::FastExpertsRanges => ("stream_experts", 9, Bricks, &[8]),
+            Name::FastExpertsTile => ("tile_experts", 9, Bricks, &[48]),
+            Name::FastExpertsWide => ("wide_experts", 6, Bricks, &[16, 32, 64]),
+            Name::RoundRows => ("wide", 2, Nothing, &[]),
+            Name::SumRanges => ("ranges", 3, Nothing, &[]),
+            Name::SumExpertsRanges => ("ranges", 5, Nothing, &[]),
+        }
+    }
+
+    /// The file of its source, without an ending.
+    pub fn file(self) -> &'static str {
+        self.form().0
+    }
+
+    /// Buffers that it has.
+    pub fn buffers(self) -> usize {
+        self.form().1
+    }
+
+    fn reads(self) -> Reads {
+        self.form().2
+    }
+
+    /// Numbers of rows of x that it comes for; none where it is one kernel.
+    pub fn tiles(self) -> &'static [u32] {
+        self.form().3
+    }
+
     /// Whether it reads weights, and so comes once for each [`Coding`].
     pub fn reads_weights(self) -> bool {
-        matches!(self, Name::Matmul | Name::Experts | Name::Embed | Name::Absorb)
-            || self.reads_bricks()
-            || self.reads_halves()
+        self.reads() != Reads::Nothing
     }
 
     /// Whether it reads weights as halves: such a kernel wants cooperative matrices, and only Vulkan has it.
     pub fn reads_halves(self) -> bool {
-        matches!(self, Name::MatmulHalves | Name::ExpertsHalves)
+        self.reads() == Reads::Halves
     }
 
     /// Whether a device without cooperative matrices has no use for it.
@@ -142,82 +219,12 @@ impl Name {
 
     /// Whether it reads weights in bricks: such a kernel wants tensor cores, and only CUDA has it.
     pub fn reads_bricks(self) -> bool {
-        self.streamed().is_some()
-    }
-
-    /// Numbers of rows of x that it comes for, if it reads bricks.
-    fn streamed(self) -> Option<&'static [u32]> {
-        match self {
-            Name::Stream | Name::StreamNarrow | Name::StreamExperts => Some(&[2]),
-            Name::StreamRanges | Name::StreamExpertsRanges => Some(&[2, 8]),
-            Name::StreamTile | Name::StreamExpertsTile | Name::StreamWide | Name::StreamExpertsWide => Some(&[16]),
-            Name::Fast | Name::FastNarrow | Name::FastExperts | Name::FastRanges | Name::FastExpertsRanges => {
-                Some(&[8])
-            }
-            Name::FastTile | Name::FastExpertsTile => Some(&[48]),
-            Name::FastWide => Some(&[32, 64]),
-            Name::FastExpertsWide => Some(&[16, 32, 64]),
-            _ => None,
-        }
+        self.reads() == Reads::Bricks
     }
 
     /// Whether a device without tensor cores has no use for it.
     pub fn is_for_bricks(self) -> bool {
         self.reads_bricks() || matches!(self, Name::RoundRows | Name::SumRanges | Name::SumExpertsRanges)
-    }
-
-    /// Numbers of rows of x that it comes for; none where it is one kernel.
-    pub fn tiles(self) -> &'static [u32] {
-        match self {
-            Name::Matmul | Name::Experts => &TILE_ROWS,
-            Name::RouterLogits => &[1, 8],
-            Name::MatmulHalves | Name::ExpertsHalves => &[16, 64],
-            _ => self.streamed().unwrap_or_default(),
-        }
-    }
-
-    /// The file of its source, without an ending.
-    pub fn file(self) -> &'static str {
-        match self {
-            Name::Matmul | Name::Experts | Name::Embed | Name::Absorb | Name::Read => self.into(),
-            Name::RoundHalves | Name::MatmulHalves | Name::ExpertsHalves => self.into(),
-            Name::Predict | Name::PredictMerge => "predict",
-            Name::FmaPeak => "peak",
-            Name::Attend | Name::Merge => "attention",
-            Name::IndexScores | Name::TopPositions => "indexer",
-            Name::RouterLogits | Name::Choose | Name::GroupRows | Name::Combine | Name::CombineOnto => "router",
-            Name::RmsNorm | Name::AddNorm | Name::LayerNorm | Name::Rope | Name::Keep => "pointwise",
-            Name::CopyRows | Name::TakeRows | Name::Add | Name::Swiglu => "pointwise",
-            Name::Stream | Name::StreamNarrow | Name::StreamRanges => "stream",
-            Name::Fast | Name::FastNarrow | Name::FastRanges => "stream",
-            Name::StreamTile | Name::FastTile => "tile",
-            Name::StreamExpertsTile | Name::FastExpertsTile => "tile_experts",
-            Name::StreamExperts | Name::StreamExpertsRanges | Name::FastExperts | Name::FastExpertsRanges => {
-                "stream_experts"
-            }
-            Name::RoundRows | Name::StreamWide | Name::FastWide => "wide",
-            Name::StreamExpertsWide | Name::FastExpertsWide => "wide_experts",
-            Name::SumRanges | Name::SumExpertsRanges => "ranges",
-        }
-    }
-
-    /// Buffers that it has.
-    pub fn buffers(self) -> usize {
-        match self {
-            Name::StreamExperts | Name::StreamExpertsRanges | Name::StreamExpertsTile => 9,
-            Name::FastExperts | Name::FastExpertsRanges | Name::FastExpertsTile => 9,
-            Name::Experts | Name::ExpertsHalves | Name::StreamExpertsWide | Name::FastExpertsWide => 6,
-            Name::IndexScores | Name::Keep | Name::Choose | Name::SumExpertsRanges => 5,
-            Name::Stream | Name::StreamNarrow | Name::StreamRanges | Name::StreamTile | Name::StreamWide => 5,
-            Name::Fast | Name::FastNarrow | Name::FastRanges | Name::FastTile | Name::FastWide => 5,
-            Name::Matmul | Name::MatmulHalves | Name::Embed | Name::Absorb | Name::Attend | Name::LayerNorm => 4,
-            Name::AddNorm | Name::CombineOnto | Name::PredictMerge => 4,
-            Name::TopPositions | Name::Merge | Name::Combine | Name::RmsNorm | Name::TakeRows => 3,
-            Name::Swiglu | Name::RouterLogits | Name::SumRanges => 3,
-            Name::GroupRows | Name::Rope | Name::CopyRows | Name::Add | Name::Read | Name::Predict => 2,
-            Name::RoundRows | Name::RoundHalves => 2,
-            Name::FmaPeak => 1,
-        }
     }
 }
 
