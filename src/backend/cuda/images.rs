@@ -1,5 +1,8 @@
 //! The compiled kernels: for each source file cubins of several architectures, and PTX for those that come later.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use crate::backend::gpu::kernels::Kernel;
 
 /// The compiled form of one file of `kernels/cuda`.
@@ -80,10 +83,18 @@ pub fn code(architecture: u32) -> Option<Code> {
     IMAGES.first()?.code(architecture, Prefer::default())
 }
 
-/// The image that holds a kernel.
+/// The image that holds a kernel: one look into a table, since products ask each time.
 pub fn holding(kernel: Kernel) -> Option<&'static Image> {
-    let function = kernel.function();
-    IMAGES.iter().find(|image| image.kernels.contains(&function.as_str()))
+    static HELD: LazyLock<HashMap<Kernel, &'static Image>> = LazyLock::new(|| {
+        let all = Kernel::all().into_iter();
+        all.filter_map(|kernel| Some((kernel, named(&kernel.function())?))).collect()
+    });
+    HELD.get(&kernel).copied()
+}
+
+/// The image that holds a kernel of that name.
+fn named(function: &str) -> Option<&'static Image> {
+    IMAGES.iter().find(|image| image.kernels.contains(&function))
 }
 
 #[cfg(test)]
@@ -96,6 +107,16 @@ mod tests {
         cubins: &[(75, b"75"), (80, b"80"), (86, b"86"), (89, b"89"), (90, b"90"), (100, b"100"), (120, b"120")],
         ptx: Some((75, "ptx")),
     };
+
+    #[test]
+    fn kernels_are_held_by_the_images_of_their_sources() {
+        for kernel in Kernel::all() {
+            let found = holding(kernel).map(|image| image.file);
+            assert_eq!(found, named(&kernel.function()).map(|image| image.file), "{}", kernel.function());
+            let expected = (!kernel.name.is_for_halves()).then(|| kernel.name.file());
+            assert_eq!(found, expected, "{}", kernel.function());
+        }
+    }
 
     #[test]
     fn code_for_one_architecture_is_for_no_other() {
