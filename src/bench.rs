@@ -17,9 +17,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use crate::backend::gpu::Gpu;
-use crate::backend::gpu::driver::Driver;
-use crate::backend::{Backend, Device, Mode, check_mode, cuda, vulkan};
+use crate::backend::{Device, Mode, check_mode};
 use crate::checkpoint::weight_files;
 use crate::container::manifest::MANIFEST_FILE;
 use crate::container::reader::Survey;
@@ -126,25 +124,14 @@ pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport
     check_options(options, LEAST_BYTES, "at least 1M")?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let threads = pool.current_num_threads();
-    match options.device {
-        Device::Cuda(number) => {
-            let gpu = cuda::backend(number, None)?.in_mode(options.mode);
-            let measures = pool.install(|| gpu::kernels(&gpu, options, progress))?;
-            Ok(on_gpu(&gpu, options, report("kernels", threads, measures)))
-        }
-        Device::Vulkan(number) => {
-            let gpu = vulkan::backend(number, None)?;
-            let measures = pool.install(|| gpu::kernels(&gpu, options, progress))?;
-            Ok(on_gpu(&gpu, options, report("kernels", threads, measures)))
-        }
-        Device::Several(_) => Err(several().into()),
-        Device::Reference | Device::Cpu => {
-            // Whole matrices of the largest shape, of which one is made while the others are there.
-            check_memory(options.bytes().saturating_add(kernels::LARGEST_BYTES.saturating_mul(2)))?;
-            let measures = pool.install(|| kernels::measures(options.bytes(), options.rounds, progress))?;
-            Ok(report("kernels", threads, measures))
-        }
+    if options.device.is_gpu() {
+        let (gpu, measures) = pool.install(|| gpu::measures(None, options, progress))?;
+        return Ok(on_gpu(gpu, options, report("kernels", threads, measures)));
     }
+    // Whole matrices of the largest shape, of which one is made while the others are there.
+    check_memory(options.bytes().saturating_add(kernels::LARGEST_BYTES.saturating_mul(2)))?;
+    let measures = pool.install(|| kernels::measures(options.bytes(), options.rounds, progress))?;
+    Ok(report("kernels", threads, measures))
 }
 
 /// Measures decoding: on the CPU with routed experts on demand, beside reading the disk and reading memory, on a GPU with
@@ -155,24 +142,14 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
     let threads = pool.current_num_threads();
     let synthetic = Synthetic::model(options.decoded_bytes());
     let model = Some(synthetic.described());
-    let report = match options.device {
-        Device::Cuda(number) => {
-            let gpu = cuda::backend(number, None)?.in_mode(options.mode);
-            let measures = pool.install(|| gpu::decode(&gpu, &synthetic, options, progress))?;
-            on_gpu(&gpu, options, report("decode", threads, measures))
-        }
-        Device::Vulkan(number) => {
-            let gpu = vulkan::backend(number, None)?;
-            let measures = pool.install(|| gpu::decode(&gpu, &synthetic, options, progress))?;
-            on_gpu(&gpu, options, report("decode", threads, measures))
-        }
-        Device::Several(_) => return Err(several().into()),
-        Device::Reference | Device::Cpu => {
-            let scratch = Scratch::create(&options.directory, progress)?;
-            let container = scratch.path.join("model");
-            let measures = pool.install(|| decoding::measures(&container, options, progress))?;
-            report("decode", threads, measures)
-        }
+    let report = if options.device.is_gpu() {
+        let (gpu, measures) = pool.install(|| gpu::measures(Some(&synthetic), options, progress))?;
+        on_gpu(gpu, options, report("decode", threads, measures))
+    } else {
+        let scratch = Scratch::create(&options.directory, progress)?;
+        let container = scratch.path.join("model");
+        let measures = pool.install(|| decoding::measures(&container, options, progress))?;
+        report("decode", threads, measures)
     };
     Ok(BenchReport { model, ..report })
 }
@@ -191,9 +168,9 @@ pub fn score(options: &Options, progress: &dyn Progress) -> Result<BenchReport, 
     Ok(BenchReport { device, gpu, model: Some(synthetic.described()), ..report("score", threads, measures) })
 }
 
-/// A report of a GPU.
-fn on_gpu<D: Driver>(gpu: &Gpu<D>, options: &Options, report: BenchReport) -> BenchReport {
-    BenchReport { device: options.device.to_string(), gpu: Some(gpu.device()), ..report }
+/// A report of a GPU of that name.
+fn on_gpu(gpu: String, options: &Options, report: BenchReport) -> BenchReport {
+    BenchReport { device: options.device.to_string(), gpu: Some(gpu), ..report }
 }
 
 /// The smallest size of what else is measured: a smaller one measures nothing.

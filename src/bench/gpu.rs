@@ -9,17 +9,16 @@ mod experts;
 mod products;
 
 use super::kernels::{Random, median};
+use super::synthetic::Synthetic;
 use super::{Options, measure};
 use crate::backend::gpu::device::{Device, Recorded};
 use crate::backend::gpu::driver::{Clock, DeviceMemory, Driver, Elapsed};
 use crate::backend::gpu::peaks::{MULTIPLIED_BYTES, PIECE_BYTES, SUM_BYTES};
 use crate::backend::gpu::{Choice, Gpu, Groups, Rows};
-use crate::backend::{self, Gpus, Mode};
+use crate::backend::{self, Backend, Gpus, Mode, cuda, vulkan};
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::progress::Progress;
 use crate::report::BenchMeasure;
-
-pub(super) use decoding::decode;
 
 /// Seconds that a round of one work takes at least.
 const ROUND_SECONDS: f64 = 0.01;
@@ -51,7 +50,7 @@ impl Amount {
 }
 
 /// Rows of x, choices of experts and their groups.
-type Kept<D> = (Option<Rows<D>>, Vec<Choice<D>>, Vec<Groups<D>>);
+type Inputs<D> = (Option<Rows<D>>, Vec<Choice<D>>, Vec<Groups<D>>);
 
 /// Launches that are measured.
 struct Work<D: Driver> {
@@ -66,7 +65,7 @@ struct Work<D: Driver> {
     shares: Vec<f64>,
     clock: Clock,
     /// What the launches read and nobody else may get.
-    _kept: Kept<D>,
+    _inputs: Inputs<D>,
 }
 
 impl<D: Driver> Work<D> {
@@ -88,13 +87,13 @@ impl<D: Driver> Work<D> {
             seconds: Vec::new(),
             shares: Vec::new(),
             clock,
-            _kept: (None, Vec::new(), Vec::new()),
+            _inputs: (None, Vec::new(), Vec::new()),
         })
     }
 
     /// The same with what its launches read.
     fn keeping(self, x: Rows<D>, choices: Vec<Choice<D>>, groups: Vec<Groups<D>>) -> Work<D> {
-        Work { _kept: (Some(x), choices, groups), ..self }
+        Work { _inputs: (Some(x), choices, groups), ..self }
     }
 
     /// A round: how much is done in a second.
@@ -242,6 +241,34 @@ fn check_free(device: &str, DeviceMemory { free, total }: DeviceMemory, wanted: 
     }
 }
 
+/// Opens the GPU that is asked for and measures decoding with a model, or without one kernels: the GPU's name, and measures.
+pub(super) fn measures(
+    model: Option<&Synthetic>,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<(String, Vec<BenchMeasure>), Faults> {
+    match options.device {
+        backend::Device::Cuda(number) => on(cuda::backend(number, None)?, model, options, progress),
+        backend::Device::Vulkan(number) => on(vulkan::backend(number, None)?, model, options, progress),
+        backend::Device::Several(_) => Err(super::several().into()),
+        device @ (backend::Device::Reference | backend::Device::Cpu) => panic!("{device} is no GPU"),
+    }
+}
+
+fn on<D: Driver>(
+    gpu: Gpu<D>,
+    model: Option<&Synthetic>,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<(String, Vec<BenchMeasure>), Faults> {
+    let gpu = gpu.in_mode(options.mode);
+    let measures = match model {
+        Some(model) => decoding::decode(&gpu, model, options, progress)?,
+        None => kernels(&gpu, options, progress)?,
+    };
+    Ok((gpu.device(), measures))
+}
+
 /// The name of a GPU that has room for so many bytes; `None` of what is no GPU.
 pub(super) fn opened(device: backend::Device, mode: Mode, bytes: u64) -> Result<Option<String>> {
     match device {
@@ -313,7 +340,7 @@ impl<D: Driver> Bench<'_, D> {
 }
 
 /// Products of rows with matrices, and routed experts, every format.
-pub(super) fn kernels<D: Driver>(
+fn kernels<D: Driver>(
     gpu: &Gpu<D>,
     options: &Options,
     progress: &dyn Progress,

@@ -22,7 +22,7 @@ const MOST_TOKENS: u64 = 64;
 const READ_BYTES: u64 = 1 << 30;
 
 /// Makes a container and decodes with it, one random token after the other.
-pub(in super::super) fn decode<D: Driver>(
+pub(super) fn decode<D: Driver>(
     gpu: &Gpu<D>,
     synthetic: &Synthetic,
     options: &Options,
