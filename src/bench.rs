@@ -78,7 +78,7 @@ impl Options {
 
 /// Measures reading headers, surveying, and verifying payloads.
 pub fn inspect(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_options(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, &VERIFIED)?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     // As many workers as verifying has.
     let pool = threads::pool(limits::HASH_WORKERS * threads, &options.directory)?;
@@ -102,7 +102,7 @@ pub fn quantize(rounds: usize) -> BenchReport {
 
 /// Measures quantizing alone, and whole conversions beside plain reads and writes of as many bytes.
 pub fn convert(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_options(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, &CONVERTED)?;
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     let mut measures = Vec::new();
     if !options.whole_only {
@@ -121,7 +121,7 @@ fn several() -> Fault {
 
 /// Measures products of rows with matrices of GLM-5.2's shapes, beside reading memory and multiplying in registers.
 pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_options(options, LEAST_BYTES, "at least 1M")?;
+    check_options(options, &MULTIPLIED)?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let threads = pool.current_num_threads();
     if options.device.is_gpu() {
@@ -137,11 +137,11 @@ pub fn kernels(options: &Options, progress: &dyn Progress) -> Result<BenchReport
 /// Measures decoding: on the CPU with routed experts on demand, beside reading the disk and reading memory, on a GPU with
 /// all of them there, beside reading its memory.
 pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_options(options, LEAST_DECODED_BYTES, "at least 24M, to decode")?;
+    check_options(options, &DECODED)?;
     let pool = threads::pool(options.threads, &options.directory)?;
     let threads = pool.current_num_threads();
     let synthetic = Synthetic::model(options.decoded_bytes());
-    let model = Some(synthetic.described());
+    let model = Some(synthetic.described()?);
     let report = if options.device.is_gpu() {
         let (gpu, measures) = pool.install(|| gpu::measures(Some(&synthetic), options, progress))?;
         on_gpu(gpu, options, report("decode", threads, measures))
@@ -156,7 +156,7 @@ pub fn decode(options: &Options, progress: &dyn Progress) -> Result<BenchReport,
 
 /// Measures scoring requests that have much in common.
 pub fn score(options: &Options, progress: &dyn Progress) -> Result<BenchReport, Faults> {
-    check_options(options, LEAST_DECODED_BYTES, "at least 24M, to score")?;
+    check_options(options, &SCORED)?;
     let bytes = match options.device.is_gpu() {
         true => options.decoded_bytes(),
         false => options.bytes(),
@@ -165,7 +165,7 @@ pub fn score(options: &Options, progress: &dyn Progress) -> Result<BenchReport, 
     let threads = threads::pool(options.threads, &options.directory)?.current_num_threads();
     let (gpu, measures) = scoring::measures(&synthetic, options, progress)?;
     let device = options.device.to_string();
-    Ok(BenchReport { device, gpu, model: Some(synthetic.described()), ..report("score", threads, measures) })
+    Ok(BenchReport { device, gpu, model: Some(synthetic.described()?), ..report("score", threads, measures) })
 }
 
 /// A report of a GPU of that name.
@@ -173,13 +173,29 @@ fn on_gpu(gpu: String, options: &Options, report: BenchReport) -> BenchReport {
     BenchReport { device: options.device.to_string(), gpu: Some(gpu), ..report }
 }
 
-/// The smallest size of what else is measured: a smaller one measures nothing.
-const LEAST_BYTES: u64 = 1 << 20;
+/// Sizes that a target takes: a smaller one measures nothing, a larger one would be cut.
+struct Sizes {
+    least: u64,
+    most: u64,
+    /// For messages.
+    expected: &'static str,
+}
 
-/// Refuses a size that is too small, and a mode that the device does not have.
-fn check_options(options: &Options, least: u64, expected: &'static str) -> Result<()> {
+/// Payloads that are verified: [`Synthetic::of_bytes`] has no more experts than a layer may have.
+const VERIFIED: Sizes = Sizes { least: 1 << 20, most: 40 << 30, expected: "1M to 40G, to inspect" };
+/// Checkpoints that are converted: the most experts of [`checkpoint::write`].
+const CONVERTED: Sizes = Sizes { least: 1 << 20, most: 562 << 30, expected: "1M to 562G, to convert" };
+/// Weights of a kernel: memory decides.
+const MULTIPLIED: Sizes = Sizes { least: 1 << 20, most: u64::MAX, expected: "at least 1M" };
+/// Models that are decoded or scored with: as many layers of [`Synthetic::model`] as GLM-5.2 has; a smaller one has no room
+/// for a model.
+const DECODED: Sizes = Sizes { least: 24 << 20, most: 63 << 30, expected: "24M to 63G, to decode" };
+const SCORED: Sizes = Sizes { expected: "24M to 63G, to score", ..DECODED };
+
+/// Refuses a size that is too small or too large, and a mode that the device does not have.
+fn check_options(options: &Options, &Sizes { least, most, expected }: &Sizes) -> Result<()> {
     match options.bytes {
-        Some(bytes) if bytes < least => {
+        Some(bytes) if !(least..=most).contains(&bytes) => {
             let (flag, found) = ("--size", bytes.to_string());
             Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }))
         }
@@ -204,9 +220,6 @@ fn check_space(path: &Path, needed: u64) -> Result<()> {
         _ => Ok(()),
     }
 }
-
-/// The smallest container that is decoded or scored with: a smaller one has no room for a model.
-const LEAST_DECODED_BYTES: u64 = 24 << 20;
 
 /// Measures with what they were taken on.
 fn report(target: &str, threads: usize, measures: Vec<BenchMeasure>) -> BenchReport {
@@ -362,4 +375,28 @@ fn check(container: &Path, threads: usize) -> Result<(), Faults> {
     let failed = report.checks.iter().find(|check| check.status == CheckStatus::Fail);
     assert!(failed.is_none(), "the container was just written: {failed:?}");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest size that is taken is made, about, and not a smaller one in its place.
+    #[test]
+    fn no_size_is_cut() {
+        // There are whole layers, or whole experts.
+        let near = |made: Result<u64, Faults>, asked: u64, step: u64| {
+            let made = made.unwrap_or_else(|faults| panic!("{faults}"));
+            assert!(made.abs_diff(asked) < step + asked / 50, "{made} bytes of {asked}");
+        };
+        for bytes in [4 << 30, DECODED.most / 2, DECODED.most] {
+            near(Synthetic::model(bytes).bytes(), bytes, 1 << 30);
+        }
+        for bytes in [VERIFIED.most / 2, VERIFIED.most] {
+            near(Synthetic::of_bytes(bytes, 2).bytes(), bytes, 0);
+        }
+        for bytes in [CONVERTED.most / 2, CONVERTED.most] {
+            near(checkpoint::stored_bytes(bytes), bytes, 0);
+        }
+    }
 }

@@ -45,6 +45,26 @@ fn weights_beyond_the_memory_are_refused() {
     assert_eq!((code, &document["refused"][0]["kind"]), (2, &"bench-memory".into()), "{document}");
 }
 
+/// A size that would be cut is refused with what was expected and found.
+#[test]
+fn sizes_beyond_what_can_be_made_are_refused() {
+    for (target, size, expected) in [
+        ("decode", "64G", "24M to 63G, to decode"),
+        ("decode", "18446744073709551615", "24M to 63G, to decode"),
+        ("score", "16777215T", "24M to 63G, to score"),
+        ("inspect", "41G", "1M to 40G, to inspect"),
+        ("convert", "563G", "1M to 562G, to convert"),
+        ("convert", "1023K", "1M to 562G, to convert"),
+    ] {
+        let (code, document) = run_json(&["bench", target, "--size", size], &[]);
+        assert_eq!((code, &document["refused"][0]["kind"]), (2, &"flag-value".into()), "{document}");
+        let message = document["refused"][0]["message"].as_str().unwrap();
+        assert!(message.starts_with("--size is ") && message.contains(expected), "{message}");
+    }
+    let (code, document) = run_json(&["bench", "kernels", "--size", "18446744073709551615"], &[]);
+    assert_eq!((code, &document["refused"][0]["kind"]), (2, &"bench-memory".into()), "{document}");
+}
+
 #[test]
 fn kernels_are_measured_against_their_limits() {
     let (code, report) = run_json(&["bench", "kernels", "--size", "1M", "--rounds", "1", "--device", "cpu"], &[]);

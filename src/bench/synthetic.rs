@@ -130,12 +130,13 @@ impl Synthetic {
     }
 
     /// What the model is, for people.
-    pub fn described(&self) -> String {
+    pub fn described(&self) -> Result<String, Faults> {
         let of = |key: &str| self.config[key].to_string();
         let wide = self.config["hidden_size"] == 6144 && self.config["vocab_size"] == 154_880;
         let widths = if wide { "GLM-5.2's widths" } else { "narrower than GLM-5.2, whose widths come with --size 4G" };
         let (layers, experts, hidden) = (of("num_hidden_layers"), of("n_routed_experts"), of("hidden_size"));
-        format!("{layers} layers of {experts} experts, hidden_size {hidden}: {widths}")
+        let megabytes = self.bytes()? / 1_000_000;
+        Ok(format!("{layers} layers of {experts} experts, hidden_size {hidden}, {megabytes} MB: {widths}"))
     }
 
     /// Bytes of the weight files.

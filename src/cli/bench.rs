@@ -38,7 +38,8 @@ pub(crate) struct Arguments {
     dir: Option<PathBuf>,
     /// Size of the container whose payload is verified or that is decoded or scored with, or of the checkpoint that is
     /// converted, or of the weights of a kernel; what is decoded or scored with has GLM-5.2's widths from 4G on, and narrower
-    /// ones below, kernels on a GPU have them from 32M on [default: 1G, of `decode` and of `score` on a GPU 8G, of `kernels` on a
+    /// ones below, kernels on a GPU have them from 32M on; at most 63G of these, 40G of the container that is verified, 562G of
+    /// the checkpoint [default: 1G, of `decode` and of `score` on a GPU 8G, of `kernels` on a
     /// GPU what it reads in half a millisecond, 64M to 2G]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
