@@ -165,6 +165,23 @@ fn kernels_of_gpus_are_measured_against_their_limits() {
         assert!(few[1..].iter().all(|measure| measure["limit"] == "read" && measure["of_limit"].as_f64() > Some(0.0)));
         assert!(few.iter().all(|measure| measure["gb_per_second"].as_f64() > Some(0.0)), "{few:?}");
         assert!(few.iter().all(|measure| ["device", "host"].contains(&measure["clock"].as_str().unwrap())));
+        // Whatever is printed is found by its name, also what others are measured against.
+        for name in [
+            "int8-row [384, 128], read a matrix a launch",
+            "int3-g64, f32 FMA",
+            "fp8-e4m3-b128, read",
+            "experts int4-row, read",
+        ] {
+            let found = measures(name).unwrap();
+            let names: Vec<&str> = found.iter().map(|measure| measure["name"].as_str().unwrap()).collect();
+            let expected: &[&str] = match name {
+                "int8-row [384, 128], read a matrix a launch" => &["int8-row, read", name],
+                "fp8-e4m3-b128, read" => &[name, "experts fp8-e4m3-b128, read"],
+                _ => &[name],
+            };
+            assert_eq!(names, expected);
+            assert!(found.iter().all(|measure| measure["seconds"].as_f64() > Some(0.0)), "{found:?}");
+        }
         let many = measures("int8-row [384, 128], 64 rows").unwrap();
         assert_eq!((many.len(), &many[1]["limit"]), (2, &"f32 FMA".into()));
         assert!(many.iter().all(|measure| measure["gflop_per_second"].as_f64() > Some(0.0)), "{many:?}");

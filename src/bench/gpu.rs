@@ -29,6 +29,9 @@ const SIZE_SECONDS: f64 = 5e-4;
 /// Least and most bytes of such weights.
 const LEAST_SIZE: u64 = 64 << 20;
 const MOST_SIZE: u64 = 2 << 30;
+/// Limits, as they are named after what they limit.
+const READ: &str = "read";
+const FMA: &str = "f32 FMA";
 /// Bytes that are written at a time.
 const FILLED_BYTES: usize = 8 << 20;
 
@@ -146,11 +149,22 @@ impl<D: Driver> Limit<D> {
         Ok(works.iter_mut().map(|work| work.measured(Some(self.name))).collect())
     }
 
+    /// So many rounds of the limit itself, if there were none.
+    fn alone(&mut self, device: &Device<D>, rounds: usize) -> Result<()> {
+        let rounds = if self.work.seconds.is_empty() { rounds } else { 0 };
+        (0..rounds).try_for_each(|_| self.work.run(device).map(drop))
+    }
+
     /// The limit itself, in all rounds so far; `None` if there was none.
     fn measured(&mut self, of: &str) -> Option<BenchMeasure> {
-        self.work.name = format!("{of}, {}", self.name);
+        self.work.name = limit_name(of, self.name);
         (!self.work.seconds.is_empty()).then(|| self.work.measured(None))
     }
+}
+
+/// The name of a limit's measure, in the rounds of a format.
+fn limit_name(of: &str, limit: &str) -> String {
+    format!("{of}, {limit}")
 }
 
 /// Memory that is read to see how fast that goes.
@@ -200,7 +214,7 @@ impl<D: Driver> Memory<D> {
     /// Reading all of it, as a limit.
     fn limit(&self, device: &Device<D>) -> Result<Limit<D>> {
         let work = Work::new(device, String::new(), || Ok(Amount::Bytes(self.read(device)?)))?;
-        Ok(Limit { name: "read", work })
+        Ok(Limit { name: READ, work })
     }
 }
 
@@ -223,7 +237,7 @@ fn multiplying<D: Driver>(device: &Device<D>) -> Result<(D::Buffer, Limit<D>)> {
     first.run(device)?;
     let steps = (ROUND_SECONDS / first.seconds[0].max(1e-9)).clamp(1.0, 1e4) as u32;
     let work = of(steps)?;
-    Ok((out, Limit { name: "f32 FMA", work }))
+    Ok((out, Limit { name: FMA, work }))
 }
 
 /// Refuses to begin what the device has no memory for.
@@ -324,27 +338,36 @@ impl<D: Driver> Bench<'_, D> {
         if works.is_empty() {
             return Ok(Vec::new());
         }
+        let (gpu, rounds) = (self.gpu, self.options.rounds);
+        self.multiplying()?.against(gpu.gpu(), works, rounds)
+    }
+
+    /// Multiplying, made when it is first wanted.
+    fn multiplying(&mut self) -> Result<&mut Limit<D>> {
         if self.multiplying.is_none() {
             let (out, limit) = multiplying(self.gpu.gpu())?;
             (self.multiplying, self._multiplied) = (Some(limit), Some(out));
         }
-        let limit = self.multiplying.as_mut().expect("it was just made");
-        limit.against(self.gpu.gpu(), works, self.options.rounds)
+        Ok(self.multiplying.as_mut().expect("it was just made"))
     }
 
-    /// Measures of a format, after the limits in its rounds.
-    fn with_limits(&mut self, of: &str, measures: Vec<BenchMeasure>) -> Vec<BenchMeasure> {
+    /// Measures of a format, after its limits: those that there were rounds of, and those that are asked for by their own names.
+    fn with_limits(&mut self, of: &str, limits: &[&str], measures: Vec<BenchMeasure>) -> Result<Vec<BenchMeasure>> {
+        let (gpu, rounds) = (self.gpu, self.options.rounds);
+        let is_named = |limit| self.options.only.is_some() && self.is_wanted(&limit_name(of, limit));
+        for limit in limits.iter().filter(|limit| is_named(limit)).collect::<Vec<_>>() {
+            match *limit {
+                FMA => self.multiplying()?.alone(gpu.gpu(), rounds)?,
+                _ => self.reading.alone(gpu.gpu(), rounds)?,
+            }
+        }
         let limits = self.reading.measured(of).into_iter();
-        limits.chain(self.multiplying.as_mut().and_then(|limit| limit.measured(of))).chain(measures).collect()
+        Ok(limits.chain(self.multiplying.as_mut().and_then(|limit| limit.measured(of))).chain(measures).collect())
     }
 }
 
 /// Products of rows with matrices, and routed experts, every format.
-fn kernels<D: Driver>(
-    gpu: &Gpu<D>,
-    options: &Options,
-    progress: &dyn Progress,
-) -> Result<Vec<BenchMeasure>, Faults> {
+fn kernels<D: Driver>(gpu: &Gpu<D>, options: &Options, progress: &dyn Progress) -> Result<Vec<BenchMeasure>, Faults> {
     let device = gpu.gpu();
     let bytes = options.bytes.map_or_else(|| suitable_bytes(device), Ok)?;
     super::check_memory(super::kernels::LARGEST_BYTES.saturating_mul(2))?;
@@ -358,7 +381,8 @@ fn kernels<D: Driver>(
     measures.extend(experts::measures(&mut bench)?);
     if measures.is_empty() {
         let found = options.only.clone().unwrap_or_default();
-        let (flag, expected) = ("--only", "a part of a measure's name, for one `int4-row [2048, 6144]`");
+        let (flag, expected) =
+            ("--only", "a part of a measure's name, for one `int4-row`, `, 8 rows` or `read a matrix a launch`");
         return Err(Fault::new(Place::default(), FaultKind::FlagValue { flag, expected, found }).into());
     }
     Ok(measures)

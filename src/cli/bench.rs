@@ -64,7 +64,8 @@ pub(crate) struct Arguments {
     /// Of `kernels`, `decode` and `score` on a GPU, how sums are formed: exact, or fast, with rounded activations
     #[arg(long, value_name = "MODE", default_value = "exact", value_parser = ["exact", "fast"])]
     mode: String,
-    /// Of `kernels` on a GPU, only measures whose names contain this, for one "int4-row [2048, 6144]"
+    /// Of `kernels` on a GPU, only measures whose names contain this, for one "int4-row [2048, 6144]", with what they are measured
+    /// against
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     #[command(flatten)]

@@ -1,7 +1,7 @@
 //! Routed experts of GLM-5.2's shapes: one projection of those that rows choose, and all of it.
 
 use super::products::{divisor, stored_bytes};
-use super::{Amount, Bench, Work};
+use super::{Amount, Bench, READ, Work};
 use crate::backend::gpu::driver::Driver;
 use crate::backend::gpu::{Choice, Experts, Groups, Rows};
 use crate::backend::{Backend, ExpertSource, Routed};
@@ -156,17 +156,17 @@ pub(super) fn measures<D: Driver>(bench: &mut Bench<'_, D>) -> Result<Vec<BenchM
             let cases = Case::ALL.map(|case| (format!("{name}, {}, {}", layer.told(part), case.name()), part, case));
             wanted.extend(cases.into_iter().filter(|(name, ..)| bench.is_wanted(name)));
         }
-        if wanted.is_empty() {
-            continue;
+        let mut of_format = Vec::new();
+        if !wanted.is_empty() {
+            bench.progress.step(&name);
+            let experts = bench.gpu.upload_experts(&layer)?;
+            let mut works = Vec::new();
+            for (name, part, case) in wanted {
+                works.push(work(bench, &layer, &experts, name, part, case)?);
+            }
+            of_format = bench.against_reading(&mut works)?;
         }
-        bench.progress.step(&name);
-        let experts = bench.gpu.upload_experts(&layer)?;
-        let mut works = Vec::new();
-        for (name, part, case) in wanted {
-            works.push(work(bench, &layer, &experts, name, part, case)?);
-        }
-        let of_format = bench.against_reading(&mut works)?;
-        measures.extend(bench.with_limits(&name, of_format));
+        measures.extend(bench.with_limits(&name, &[READ], of_format)?);
     }
     Ok(measures)
 }

@@ -1,6 +1,6 @@
 //! Products of rows with stored matrices of GLM-5.2's shapes: few rows against reading memory, many against multiplying.
 
-use super::{Amount, Bench, Work};
+use super::{Amount, Bench, FMA, READ, Work};
 use crate::backend::Backend;
 use crate::backend::gpu::driver::Driver;
 use crate::backend::gpu::{Rows, Weight};
@@ -36,17 +36,17 @@ pub(super) fn measures<D: Driver>(bench: &mut Bench<'_, D>) -> Result<Vec<BenchM
                 names.filter(|(name, _)| bench.is_wanted(name)).collect()
             };
             let (few, many) = (wanted(&FEW_ROWS), wanted(&MANY_ROWS));
-            if few.is_empty() && many.is_empty() {
+            let alike = format!("{name}, read a matrix a launch");
+            let alike = (!few.is_empty() || bench.is_wanted(&alike)).then_some(alike);
+            if alike.is_none() && many.is_empty() {
                 continue;
             }
             bench.progress.step(&name);
             let weights = Weights::new(bench, format, rows, columns)?;
-            of_format.extend(few_rows(bench, &weights, &name, few)?);
+            of_format.extend(few_rows(bench, &weights, alike, few)?);
             of_format.extend(many_rows(bench, &weights, many)?);
         }
-        if !of_format.is_empty() {
-            measures.extend(bench.with_limits(&name_of(format), of_format));
-        }
+        measures.extend(bench.with_limits(&name_of(format), &[READ, FMA], of_format)?);
     }
     Ok(measures)
 }
@@ -90,19 +90,17 @@ pub(super) fn stored_bytes(matrix: &Matrix) -> u64 {
     (matrix.codes.len() + 4 * matrix.scales.len()) as u64
 }
 
-/// The limit is reading the weights. Reading as many bytes in as many launches shows what the launches cost.
+/// The limit is reading the weights. Reading as many bytes in as many launches, by the name of `alike`, shows what the launches
+/// cost; without it nothing is measured.
 fn few_rows<D: Driver>(
     bench: &mut Bench<'_, D>,
     weights: &Weights<D>,
-    name: &str,
+    alike: Option<String>,
     wanted: Wanted,
 ) -> Result<Vec<BenchMeasure>> {
-    if wanted.is_empty() {
-        return Ok(Vec::new());
-    }
+    let Some(alike) = alike else { return Ok(Vec::new()) };
     let count = weights.matrices.len();
     let (device, memory) = (bench.device(), bench.memory);
-    let alike = format!("{name}, read a matrix a launch");
     let read = || Ok(Amount::Bytes(memory.read_parts(device, weights.bytes, count)?));
     let mut works = vec![Work::new(device, alike, read)?];
     for (name, n) in wanted {
