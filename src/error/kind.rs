@@ -763,7 +763,7 @@ pub enum FaultKind {
     )]
     GpuExpertsMemory { device: String, needed: u64, available: u64 },
     #[error(
-        "no memory for the model with one routed expert at a time: {wanted} bytes are wanted, and {layer}, {bytes} bytes, finds no place: {}; {}",
+        "no memory for the model with one routed expert at a time: layers, embedding and output head take {wanted} bytes, and {layer}, {bytes} of them, finds no place: {}; {}",
         escaped_message(devices), enough(*least, *by_limit)
     )]
     GpusMemory { layer: String, bytes: u64, wanted: u64, devices: String, least: u64, by_limit: bool },

@@ -184,9 +184,14 @@ fn too_large(parts: &[Part], rooms: &[Room]) -> Unplaced {
     let placed = rooms.iter().fold(0, |placed, room| placed + fitting(parts[placed..].iter(), room.bytes()));
     let told = |room: &Room| {
         let Room { device, free, total, allowed, reserved } = room;
-        let allowed = allowed.map_or(String::new(), |allowed| format!("{allowed} may be taken and "));
+        let allowed = allowed.filter(|allowed| allowed < free);
+        let allowed = allowed.map_or(String::new(), |allowed| format!(", of which {allowed} may be taken"));
+        let left = match room.bytes() {
+            0 => "nothing is left".to_owned(),
+            left => format!("{left} are left"),
+        };
         format!(
-            "{device} has {free} of {total} bytes free, of which {allowed}activations and an expert take {reserved}"
+            "{device} has {free} of {total} bytes free{allowed}, activations and an expert take {reserved}, {left} for these"
         )
     };
     let without = &parts[placed];
@@ -257,8 +262,16 @@ mod tests {
         assert_eq!((&*unplaced.layer, unplaced.bytes, unplaced.wanted), ("layer 2", 30, 50));
         assert_eq!(
             unplaced.devices,
-            "gpu 0 has 30 of 1000 bytes free, of which activations and an expert take 5; gpu 1 has 25 of 1000 bytes free, of \
-             which activations and an expert take 5"
+            "gpu 0 has 30 of 1000 bytes free, activations and an expert take 5, 25 are left for these; gpu 1 has 25 of 1000 \
+             bytes free, activations and an expert take 5, 20 are left for these"
+        );
+        let mut rooms = rooms(&[20, 20, 20]);
+        (rooms[0].allowed, rooms[1].allowed, rooms[2].allowed) = (Some(15), Some(4), Some(26));
+        assert_eq!(
+            place(&parts(&[11, 21]), &rooms).unwrap_err().devices,
+            "gpu 0 has 25 of 1000 bytes free, of which 15 may be taken, activations and an expert take 5, 10 are left for these; \
+             gpu 1 has 25 of 1000 bytes free, of which 4 may be taken, activations and an expert take 5, nothing is left for these; \
+             gpu 2 has 25 of 1000 bytes free, activations and an expert take 5, 20 are left for these"
         );
         let unplaced = said(&[1], &[0]);
         assert_eq!((&*unplaced.layer, unplaced.bytes), ("layer 0", 1));
