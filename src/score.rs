@@ -222,6 +222,7 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     report.tokens_per_second = (run.tokens > 0).then(|| run.tokens as f64 / run.scoring_seconds.max(1e-9));
     report.peak_anonymous_bytes = run.peak_anonymous_bytes;
     report.warnings = model.findings();
+    report.warnings.extend(run.not_generated);
     report.warnings.extend(Finding::of_unused(path, &options.unused));
     if let Some(same) = baseline.as_ref().filter(|baseline| baseline.model_sha256 == identity.model_sha256) {
         let kind = FaultKind::BaselineSameModel { hash: same.model_sha256.clone() };

@@ -153,7 +153,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Faults> {
     };
     let compared = report.baseline.iter().flat_map(|baseline| &baseline.compared).all(|compared| compared.is_whole());
     let whole = report.excluded.is_empty() && compared;
-    let good = report.verdict != Some(Verdict::Fail) && (whole || arguments.allow_excluded);
+    let generated = report.probes.is_some() || !arguments.probes;
+    let good = report.verdict != Some(Verdict::Fail) && generated && (whole || arguments.allow_excluded);
     Ok(if printed == ExitCode::SUCCESS && !good { ExitCode::from(1) } else { printed })
 }
 

@@ -38,7 +38,8 @@ pub struct ScoreReport {
     pub requests: Vec<ScoreRequest>,
     /// The comparison with the baseline; null without one.
     pub baseline: Option<ScoreBaseline>,
-    /// What the model does when it generates; null without `--probes`.
+    /// What the model does when it generates; null without `--probes`, and where it gives logits that are not finite, as an
+    /// error among `warnings` says.
     pub probes: Option<ScoreProbes>,
     /// Rows that got no score.
     pub excluded: Vec<ScoreExcluded>,
@@ -62,7 +63,7 @@ pub struct ScoreReport {
     pub gpu: Option<GpuRun>,
     /// Largest anonymous memory seen while scoring, in bytes; null where nothing was scored or the system does not tell.
     pub peak_anonymous_bytes: Option<u64>,
-    /// What was accepted although it is odd.
+    /// What was accepted although it is odd, and why the model did not generate.
     pub warnings: Vec<Finding>,
 }
 

@@ -16,7 +16,7 @@ use crate::io::anonymous_bytes;
 use crate::isa::Isa;
 use crate::limits;
 use crate::model::{Loaded, Model};
-use crate::report::{DeviceExperts, Experts, GpuRun, ScoreProbes, ScoreShares};
+use crate::report::{DeviceExperts, Experts, Finding, GpuRun, ScoreProbes, ScoreShares, Severity};
 use crate::tensor::TensorName;
 use crate::weights::Model as Stored;
 
@@ -24,6 +24,8 @@ use crate::weights::Model as Stored;
 #[derive(Default)]
 pub(super) struct Run {
     pub(super) probes: Option<ScoreProbes>,
+    /// Why the model was to generate and did not.
+    pub(super) not_generated: Option<Finding>,
     pub(super) tokens: u64,
     pub(super) loading_seconds: f64,
     pub(super) scoring_seconds: f64,
@@ -134,11 +136,12 @@ impl Job<'_> {
         let device = self.options.device();
         // A GPU goes on by itself: nothing here knows what takes its time.
         let shares = (tokens > 0 && !device.is_gpu()).then(|| shares(&backend.counters(), waited, scoring_seconds));
-        let probes = probe.then(|| self.probes(&own, model)).transpose()?;
+        let (probes, not_generated) = if probe { self.probes(&own, model)? } else { (None, None) };
         let (experts, device_experts) = (backend.expert_counters(), backend.device_expert_counters());
         let gpu = device.is_gpu().then(|| GpuRun::of(backend));
         Ok(Run {
             probes,
+            not_generated,
             tokens,
             loading_seconds,
             scoring_seconds,
@@ -161,15 +164,26 @@ impl Job<'_> {
         Ok(theirs)
     }
 
-    /// Lets the model generate.
-    fn probes<B: Backend>(&self, model: &Model<'_, B>, stored: &Stored) -> Result<ScoreProbes, Faults> {
+    /// Lets the model generate. Logits that are not finite are a finding, as they are in rows: these have their results.
+    fn probes<B: Backend>(
+        &self,
+        model: &Model<'_, B>,
+        stored: &Stored,
+    ) -> Result<(Option<ScoreProbes>, Option<Finding>), Faults> {
         self.watch.phase("generating");
         let config = model.config();
         let stop_ids = stop_ids(self.path, config)?;
         let stop_ids: Vec<u32> = stop_ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
         let head = config.mtp_layer().map(|layer| TensorName::from(format!("model.layers.{layer}.eh_proj.weight")));
         let format = head.and_then(|name| Some(stored.stored(&name)?.format));
-        Ok(probes::run(model, &self.encoder, &stop_ids, format)?)
+        match probes::run(model, &self.encoder, &stop_ids, format) {
+            Ok(probes) => Ok((Some(probes), None)),
+            Err(Fault { kind, .. }) if matches!(*kind, FaultKind::LogitsNotFinite { .. }) => {
+                let fault = Fault { place: Place::file(self.path), kind };
+                Ok((None, Some(Finding::new(Severity::Error, &fault))))
+            }
+            Err(fault) => Err(fault.into()),
+        }
     }
 
     /// Scores the rows that have no result; the largest anonymous memory that was seen.

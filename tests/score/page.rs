@@ -4,12 +4,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use coliconv::config::Config;
 use coliconv::score::Options;
 use coliconv::score::input::Kind;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::support::containers::{fixture, run_json};
+use super::support::containers::{fixture, run_json, set_f32};
 use super::{g64, given, head, of, scored, written};
 
 /// Everything that a page can show: a baseline, a threshold, rows without a score, hostile names, generated texts.
@@ -90,6 +91,38 @@ fn probes_tell_how_a_model_generates() {
     assert_eq!(document["probes"]["stopped"], 0);
     let stopped = probes["stopped"].as_u64().unwrap();
     assert!(stopped > 0, "the trained model stops somewhere, or the comparison shows nothing");
+}
+
+/// An MTP head, and a model, whose logits are no numbers: rows have their results and reports are written all the same.
+#[test]
+fn probes_without_numbers_are_told_beside_the_scores() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    fs::remove_file(model.path().join("coliconv.manifest.json")).unwrap();
+    let text = format!("text={}", head(directory.path(), "heldout.txt", 2).display());
+    let mtp_layer = Config::read(model.path()).unwrap().mtp_layer().unwrap();
+    for (tensor, what, excluded) in [
+        (format!("model.layers.{mtp_layer}.enorm.weight"), "the MTP head", 0),
+        ("model.norm.weight".into(), "the model", 2),
+    ] {
+        set_f32(model.path(), &tensor, 0, f32::NAN);
+        let out = directory.path().join(what);
+        let arguments = ["score", "--probes", "--allow-excluded", "--text", &text, "--out", out.to_str().unwrap()];
+        // A run that is gone on from says the same.
+        for _ in 0..2 {
+            let (code, document) = run_json(&arguments, &[model.path()]);
+            assert_eq!((code, &document["probes"]), (1, &Value::Null), "{document:#}");
+            let errors: Vec<&Value> =
+                document["warnings"].as_array().unwrap().iter().filter(|told| told["severity"] == "error").collect();
+            let [error] = errors[..] else { panic!("{errors:?}") };
+            assert_eq!((&error["kind"], error["file"].as_str()), (&"logits-not-finite".into(), model.path().to_str()));
+            let message = format!("the logits of {what}, row 0 of those that were computed together, are not finite");
+            assert_eq!(error["message"], message);
+            assert_eq!(document["excluded"].as_array().unwrap().len(), excluded);
+            let report: Value = serde_json::from_slice(&fs::read(out.join("score.json")).unwrap()).unwrap();
+            assert_eq!(report["warnings"], document["warnings"]);
+            assert!(out.join("report.html").is_file() && out.join("requests.csv").is_file());
+        }
+    }
 }
 
 /// What a browser makes of the page: counts, texts of plots that leave their box, width of the page, its title.
