@@ -34,6 +34,7 @@ use std::time::Instant;
 
 use crate::backend::{Device, Mode, check_mode};
 use crate::checkpoint::weight_files;
+use crate::config::Config;
 use crate::error::{Fault, FaultKind, Faults, Place, Result};
 use crate::io::is_same_file;
 use crate::model::memory::Allowed;
@@ -118,11 +119,6 @@ impl Options {
     fn device(&self) -> Device {
         self.device.unwrap_or(Device::Cpu)
     }
-
-    /// What of the model is loaded at most: only what it generates is drafted.
-    fn loaded(&self) -> Loaded {
-        Loaded::for_drafts(self.probes)
-    }
 }
 
 /// Scores a container or a checkpoint.
@@ -134,37 +130,13 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
     let kind = ModelKind::of(path)?;
     let model = Stored::open(path)?;
     let config = model.weights().config().clone();
-    let with_baseline_model = options.baseline.as_deref().is_some_and(|baseline| !out::has_results(baseline));
-    let mut on_gpu = None;
     if !options.finish {
         check_mode(options.device(), options.mode)?;
     }
-    let plan = match (options.finish, options.device()) {
-        (true, _) => None,
-        (false, Device::Reference) => {
-            let baseline = plain_bytes(&config, Loaded::WithoutMtp).saturating_mul(u64::from(with_baseline_model));
-            let needed = plain_bytes(&config, options.loaded()).saturating_add(baseline);
-            check_memory(path, needed, options.memory)?;
-            None
-        }
-        (false, device) => {
-            let baseline = options.baseline.as_deref().filter(|_| with_baseline_model);
-            // The prefix is a few tokens more; a model that is the baseline has the same config but for its formats.
-            let longest = inputs.iter().map(|input| input.longest).max().unwrap_or(0) + probes::MAX_TOKENS as u64;
-            let longest = config.max_position_embeddings.map_or(longest, |limit| longest.min(limit));
-            let baseline = baseline.map(|baseline| (baseline, &config, Loaded::WithoutMtp));
-            let models: Vec<memory::Part<'_>> =
-                std::iter::once((path, &config, options.loaded())).chain(baseline).collect();
-            match device {
-                device if device.is_gpu() => {
-                    let allowed = Allowed { memory: options.memory, device: options.device_memory };
-                    on_gpu = Some(memory::on_gpu(&models, longest, allowed, device)?);
-                    None
-                }
-                _ => Some(memory::plan(&models, longest, options.memory)?),
-            }
-        }
-    };
+    // What an earlier run generated is generated no more. Whether it is of this model is seen when that is hashed.
+    let known = options.out.as_deref().is_some_and(out::has_probes);
+    let loaded = Loaded::for_drafts(options.probes && !known);
+    let mut plans = planned(path, &config, &inputs, options, loaded)?;
     let tokenizer = Tokenizer::load(path)?;
     let prefix = encode::prefix(&options.prefix, &tokenizer, &path.join(TOKENIZER_FILE))?;
     let out = options.out.as_deref().map(|out| Out::prepare(out, path, options)).transpose()?;
@@ -179,6 +151,12 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         backend: format!("{backend} {mode}"),
         inputs: inputs.iter().map(|input| bound(input, options.sampling)).collect(),
     };
+    let probes = out.as_ref().and_then(|out| out.earlier_probes(&binding));
+    let needed = Loaded::for_drafts(options.probes && probes.is_none());
+    if needed != loaded {
+        plans = planned(path, &config, &inputs, options, needed)?;
+    }
+    let (plan, on_gpu) = plans;
     let vocab_size = config.vocab_size;
     let max_tokens = config.max_position_embeddings;
     let job = Job {
@@ -197,7 +175,6 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         Some(out) => out.results(binding)?,
         None => Results::temporary(binding)?,
     };
-    let probes = out.as_ref().and_then(|out| out.earlier_probes(results.binding()));
     let mut run = Run::default();
     if options.finish {
         out.as_ref().expect("checked with the options").merge(&mut results)?;
@@ -232,6 +209,40 @@ pub fn score(path: &Path, options: &Options, watch: &dyn Watch) -> Result<ScoreR
         out.write(&report, &job, &records)?;
     }
     Ok(report)
+}
+
+/// What a run with so much of the model does with memory, on the CPU or on GPUs; nothing is planned on the plain backend, nor
+/// where nothing is computed. Models that have no room are refused.
+fn planned(
+    path: &Path,
+    config: &Config,
+    inputs: &[Input],
+    options: &Options,
+    loaded: Loaded,
+) -> Result<(Option<memory::Plan>, Option<memory::OnGpu>)> {
+    if options.finish {
+        return Ok((None, None));
+    }
+    // A model that is the baseline has the same config but for its formats.
+    let baseline = options.baseline.as_deref().filter(|baseline| !out::has_results(baseline));
+    let parts = std::iter::once((path, config, loaded));
+    let models: Vec<memory::Part<'_>> =
+        parts.chain(baseline.map(|baseline| (baseline, config, Loaded::WithoutMtp))).collect();
+    // The prefix is a few tokens more.
+    let longest = inputs.iter().map(|input| input.longest).max().unwrap_or(0) + probes::MAX_TOKENS as u64;
+    let longest = config.max_position_embeddings.map_or(longest, |limit| longest.min(limit));
+    match options.device() {
+        Device::Reference => {
+            let needed = models.iter().map(|&(_, config, loaded)| plain_bytes(config, loaded));
+            check_memory(path, needed.fold(0, u64::saturating_add), options.memory)?;
+            Ok((None, None))
+        }
+        Device::Cpu => Ok((Some(memory::plan(&models, longest, options.memory)?), None)),
+        device @ (Device::Cuda(_) | Device::Vulkan(_) | Device::Several(_)) => {
+            let allowed = Allowed { memory: options.memory, device: options.device_memory };
+            Ok((None, Some(memory::on_gpu(&models, longest, allowed, device)?)))
+        }
+    }
 }
 
 /// Refuses what the options cannot mean together.

@@ -50,6 +50,17 @@ pub fn scored_kind(directory: &Path, model_sha256: &str) -> Option<String> {
     (scored.model_sha256 == model_sha256).then_some(scored.kind)
 }
 
+/// Whether what a model generated is in a directory's report, whichever model that was.
+pub fn has_probes(directory: &Path) -> bool {
+    earlier_report(directory).is_some_and(|report| report.probes.is_some())
+}
+
+/// The report of an earlier run; `None` where there is none.
+fn earlier_report(directory: &Path) -> Option<ScoreReport> {
+    let bytes = read_small(&directory.join(REPORT_FILE), limits::MAX_REPORT_BYTES).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
 fn part_file(part: Part) -> String {
     format!("results-{}.jsonl", part.file_text())
 }
@@ -128,8 +139,7 @@ impl Out {
 
     /// What the same model generated in an earlier run.
     pub fn earlier_probes(&self, binding: &Binding) -> Option<ScoreProbes> {
-        let bytes = read_small(&self.directory.join(REPORT_FILE), limits::MAX_MANIFEST_BYTES).ok()?;
-        let report: ScoreReport = serde_json::from_slice(&bytes).ok()?;
+        let report = earlier_report(&self.directory)?;
         let backend = format!("{} {}", report.backend, report.mode);
         let theirs = [&report.model_sha256, &report.tokenizer_sha256, &report.prefix, &backend];
         let same = theirs == [&binding.model, &binding.tokenizer, &binding.prefix, &binding.backend];

@@ -5,13 +5,14 @@ use std::path::Path;
 use std::process::Command;
 
 use coliconv::config::Config;
+use coliconv::error::FaultKind;
 use coliconv::score::Options;
 use coliconv::score::input::Kind;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::support::containers::{fixture, run_json, set_f32};
-use super::{g64, given, head, of, scored, written};
+use super::{g64, given, head, of, refusal, scored, try_score, written};
 
 /// Everything that a page can show: a baseline, a threshold, rows without a score, hostile names, generated texts.
 fn everything(directory: &Path, out: &Path) -> Options {
@@ -123,6 +124,36 @@ fn probes_without_numbers_are_told_beside_the_scores() {
             assert!(out.join("report.html").is_file() && out.join("requests.csv").is_file());
         }
     }
+}
+
+/// What was generated before is generated no more, and the MTP head has no part in the memory of such a run.
+#[test]
+fn probes_that_are_known_need_no_memory() {
+    let (directory, model) = (TempDir::new().unwrap(), g64());
+    let out = directory.path().join("out");
+    let rows = || vec![given(Kind::Text, "text", head(directory.path(), "heldout.txt", 2))];
+    let least = |options: Options| {
+        let faults = try_score(model.path(), &Options { memory: Some(1), ..options }).unwrap_err();
+        match *faults.into_vec().remove(0).kind {
+            FaultKind::MemoryTooSmall { fixed, experts, .. } => fixed + experts,
+            kind => panic!("{kind}"),
+        }
+    };
+    let with = Options { probes: true, out: Some(out.clone()), ..of(rows()) };
+    let (without, whole) = (least(of(rows())), least(with.clone()));
+    assert!(without < whole, "{without} {whole}");
+    let little = Options { memory: Some(without), ..with.clone() };
+    assert_eq!(refusal(model.path(), &little), ["memory-too-small"]);
+    let first = scored(model.path(), &with).probes;
+    assert!(first.is_some());
+    assert_eq!(scored(model.path(), &little).probes, first);
+    // Those of another model are no reason to have less memory.
+    let report = out.join("score.json");
+    let mut other: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    other["model_sha256"] = "0".repeat(64).into();
+    fs::write(&report, other.to_string()).unwrap();
+    assert_eq!(refusal(model.path(), &little), ["memory-too-small"]);
+    assert_eq!(scored(model.path(), &with).probes, first);
 }
 
 /// What a browser makes of the page: counts, texts of plots that leave their box, width of the page, its title.
