@@ -24,12 +24,12 @@ CONSTANTS {
     uint x_stride;
 } c;
 
-// The slots of a tile, as `groups` has them.
-uint first_slot, end_slot;
+// The first slot of a tile, as `groups` has it.
+uint first_slot;
 
 void put(uint o, uint r, float value) {
     const uint at = gl_WorkGroupID.x * OUTPUTS + o;
-    if (first_slot + r < end_slot && at < c.outputs) values_out[groups[first_slot + r] * c.outputs + at] = value;
+    if (at < c.outputs) values_out[groups[first_slot + r] * c.outputs + at] = value;
 }
 
 void main() {
@@ -39,12 +39,13 @@ void main() {
     const uint begin = slots + groups[1 + c.most + number];
     const uint at = place[groups[1 + number]];
     if (at == ABSENT) return;
-    end_slot = slots + groups[2 + c.most + number];
+    const uint end = slots + groups[2 + c.most + number];
     const Weights w = Weights(at * c.expert_words, at * c.expert_scales, c.stride, c.row_scales, c.group_size);
     row_of = min(gl_WorkGroupID.x * OUTPUTS + place_of_codes().x, c.outputs - 1);
-    for (first_slot = begin; first_slot < end_slot; first_slot += ROWS) {
+    for (first_slot = begin; first_slot < end; first_slot += ROWS) {
         barrier();
-        if (THREAD < ROWS) x_at[THREAD] = groups[min(first_slot + THREAD, end_slot - 1)] / c.divisor * c.x_stride;
+        rows_here = min(ROWS, end - first_slot);
+        if (THREAD < rows_here) x_at[THREAD] = groups[first_slot + THREAD] / c.divisor * c.x_stride;
         half_product(w, c.columns, c.flush);
     }
 }

@@ -8,8 +8,8 @@
 // bits in every shape that a group of threads has: with few rows of x it computes all ranges at the same time, with many one
 // after the other. Reference: src/backend/reference/linear.rs, matmul, with x rounded to a half.
 //
-// x is at binding 2. Every thread of the group has to come here. The kernel sets `x_at` and `row_of`, and says in `put` what
-// becomes of a result.
+// x is at binding 2. Every thread of the group has to come here. The kernel sets `x_at`, `rows_here` and `row_of`, and says in
+// `put` what becomes of a result.
 READS(2, X, uint x);
 READS(2, X4, uvec4 x_4);
 
@@ -48,8 +48,8 @@ shared uvec4 b_tile[PLANES * ROWS * STEP];
 // Of the first 32 columns of a block, then of the others.
 shared float scale_tile[2 * PLANES * OUTPUTS];
 
-// A thread's row of the matrix.
-uint row_of;
+// A thread's row of the matrix, and how many rows of x there are: nothing is read of the others, which are 0.
+uint row_of, rows_here;
 // Codes, scale and x that are on their way.
 uint ahead[WORDS];
 float scale_ahead;
@@ -74,14 +74,14 @@ void read_ahead(Weights w, uint step, uint blocks, uint columns) {
     // a group that ends within a block has its scale until the block does
     scale_ahead = of_codes < blocks ? scale_of(w, row_of, chunk) : 0.0;
     [[unroll]] for (uint copy = 0; copy < 2; copy++) {
-        const uint at = 256 * copy + THREAD, row = at / 8;
-        const uint block = block_of(row / ROWS, step, blocks);
+        const uint at = 256 * copy + THREAD, row = at / 8 % ROWS;
+        const uint block = block_of(at / 8 / ROWS, step, blocks);
         x_ahead[copy] = uvec4(0);
-        if (block < blocks) x_ahead[copy] = x_4[x_at[row % ROWS] / 4 + 1 + 8 * block + at % 8];
+        if (block < blocks && row < rows_here) x_ahead[copy] = x_4[x_at[row] / 4 + 1 + 8 * block + at % 8];
     }
 }
 
-void write_tiles() {
+void write_tiles(uint step) {
     const uvec3 place = place_of_codes();
     const uint row = place.y * OUTPUTS + place.x;
     [[unroll]] for (uint four = 0; four < 4; four++) {
@@ -92,7 +92,7 @@ void write_tiles() {
     scale_tile[place.z * PLANES * OUTPUTS + row] = scale_ahead;
     [[unroll]] for (uint copy = 0; copy < 2; copy++) {
         const uint at = 256 * copy + THREAD;
-        b_tile[at / 8 * STEP + at % 8] = x_ahead[copy];
+        if (step == 0 || at / 8 % ROWS < rows_here) b_tile[at / 8 * STEP + at % 8] = x_ahead[copy];
     }
 }
 
@@ -112,7 +112,7 @@ void half_product(Weights w, uint columns, uint flush) {
     read_ahead(w, 0, blocks, columns);
     for (uint step = 0; step < steps; step++) {
         barrier();
-        write_tiles();
+        write_tiles(step);
         barrier();
         read_ahead(w, step + 1, blocks, columns);
         const uint block = block_of(plane, step, blocks);
@@ -164,7 +164,7 @@ void half_product(Weights w, uint columns, uint flush) {
         for (uint at = THREAD; at < OUTPUTS * ROWS; at += 256) {
             float sum = 0.0;
             [[unroll]] for (uint of = 0; of < PLANES; of++) sum += written(of * OUTPUTS * ROWS + at);
-            put(at % OUTPUTS, at / OUTPUTS, sum * uintBitsToFloat(x[x_at[at / OUTPUTS]]));
+            if (at / OUTPUTS < rows_here) put(at % OUTPUTS, at / OUTPUTS, sum * uintBitsToFloat(x[x_at[at / OUTPUTS]]));
         }
         return;
     }
@@ -175,7 +175,7 @@ void half_product(Weights w, uint columns, uint flush) {
         for (uint at = gl_SubgroupInvocationID; busy && at < TILE_M * TILE_N; at += SUBGROUP_LANES) {
             const uint m = first_m + t % TILES_M * TILE_M + at % TILE_M;
             const uint n = first_n + t / TILES_M * TILE_N + at / TILE_M;
-            put(m, n, written(from + at) * uintBitsToFloat(x[x_at[n]]));
+            if (n < rows_here) put(m, n, written(from + at) * uintBitsToFloat(x[x_at[n]]));
         }
         barrier();
     }

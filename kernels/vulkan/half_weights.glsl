@@ -17,7 +17,7 @@
 // Two integers of ten bits at most, less `zero`.
 f16vec2 integers(uint fields, float16_t zero) { return unpackFloat2x16(fields | 0x64006400u) - (float16_t(1024.0) + zero); }
 
-#if defined(CODING_INT8_ROW)
+#if defined(CODING_INT8_ROW) || defined(CODING_FP8_E4M3_B128)
 #define WORDS 8
 #define RUN 4
 
@@ -29,7 +29,9 @@ void read_32(Weights w, uint row, uint chunk, uint columns, out uint words[WORDS
         [[unroll]] for (uint k = 0; k < 4; k++) words[4 * half_of + k] = codes_of[k];
     }
 }
+#endif
 
+#if defined(CODING_INT8_ROW)
 // b ^ 0x80 is b + 128.
 #define two(i) integers((ahead[(i) / 2] ^ 0x80808080u) >> 8 * ((i) % 2) & 0x00ff00ffu, float16_t(128.0))
 
@@ -99,18 +101,6 @@ void read_32(Weights w, uint row, uint chunk, uint columns, out uint words[WORDS
 float scale_of(Weights w, uint row, uint chunk) { return scales[w.scales_at + row]; }
 
 #elif defined(CODING_FP8_E4M3_B128)
-#define WORDS 8
-#define RUN 4
-
-void read_32(Weights w, uint row, uint chunk, uint columns, out uint words[WORDS]) {
-    const uint from = (w.codes_at + row * w.stride) / 4 + 2 * chunk;
-    [[unroll]] for (uint half_of = 0; half_of < 2; half_of++) {
-        uvec4 codes_of = uvec4(0);
-        if (32 * chunk + 16 * half_of < columns) codes_of = codes_4[from + half_of];
-        [[unroll]] for (uint k = 0; k < 4; k++) words[4 * half_of + k] = codes_of[k];
-    }
-}
-
 // e4m3 in bits 0–7 and 16–23. Moved to the place of a half's sign, exponent and mantissa the exponent is 8 too low; codes below
 // 2^−6 have none, and stand behind a one that is taken away again. No half here is subnormal.
 f16vec2 two_e4m3(uint word) {

@@ -21,13 +21,14 @@ CONSTANTS {
 
 void put(uint o, uint r, float value) {
     const uint row = c.first + gl_WorkGroupID.x * ROWS + r, at = gl_WorkGroupID.y * OUTPUTS + o;
-    if (row < c.count && at < c.outputs) values_out[row * c.out_stride + c.out_at + at] = value;
+    if (at < c.outputs) values_out[row * c.out_stride + c.out_at + at] = value;
 }
 
 void main() {
     const Weights w = Weights(0, 0, c.stride, c.row_scales, c.group_size);
-    const uint first_x = c.first + gl_WorkGroupID.x * ROWS;
-    if (THREAD < ROWS) x_at[THREAD] = (min(first_x + THREAD, c.count - 1) - c.first) * c.x_stride;
+    const uint first_x = gl_WorkGroupID.x * ROWS;
+    rows_here = min(ROWS, c.count - c.first - first_x);
+    if (THREAD < rows_here) x_at[THREAD] = (first_x + THREAD) * c.x_stride;
     row_of = min(gl_WorkGroupID.y * OUTPUTS + place_of_codes().x, c.outputs - 1);
     half_product(w, c.columns, c.flush);
 }
