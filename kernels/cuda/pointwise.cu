@@ -17,6 +17,13 @@ __device__ __forceinline__ float group_sum(float value, float* parts_of) {
     return sum;
 }
 
+// 1 / √(sum / width + eps). Where squares are more than an f32 holds it is no number, and so are the outputs: by 0 they would all be
+// alike, and look sound.
+__device__ __forceinline__ float norm_factor(float sum, u32 width, float eps) {
+    const float mean = sum / (float)width + eps;
+    return isinf(mean) ? NOT_A_NUMBER : 1.0f / sqrtf(mean);
+}
+
 // Pieces of a row, four values each, that a thread keeps at most.
 #define KEPT 8u
 
@@ -90,7 +97,7 @@ __device__ __forceinline__ void norm(float* x, const float* y, const float* __re
         return x[at + i];
     };
     const float square = squares.sum(c.width, fours, four, one);
-    const float factor = 1.0f / sqrtf(group_sum(square, sums) / (float)c.width + c.eps);
+    const float factor = norm_factor(group_sum(square, sums), c.width, c.eps);
     if (fours) {
 #pragma unroll
         for (u32 j = 0; j < KEPT; j++) {
@@ -125,7 +132,7 @@ KERNEL(256, layer_norm)
     const float mean = group_sum(sum, sums) / (float)c.width;
     float square = 0.0f;
     for (u32 i = threadIdx.x; i < c.width; i += 256) square = fmaf(row[i] - mean, row[i] - mean, square);
-    const float factor = 1.0f / sqrtf(group_sum(square, sums) / (float)c.width + c.eps);
+    const float factor = norm_factor(group_sum(square, sums), c.width, c.eps);
     for (u32 i = threadIdx.x; i < c.width; i += 256)
         out[(size_t)blockIdx.x * c.width + i] = fmaf((row[i] - mean) * factor, weight[i], bias[i]);
 }
@@ -187,7 +194,7 @@ KERNEL(256, keep)
         return float4{from[i], from[i + 1], from[i + 2], from[i + 3]};
     };
     const float square = squares.sum(c.latent, in_fours(c.latent), four, one);
-    const float factor = 1.0f / sqrtf(group_sum(square, sums) / (float)c.latent + c.eps);
+    const float factor = norm_factor(group_sum(square, sums), c.latent, c.eps);
     for (u32 i = threadIdx.x; i < c.latent; i += 256) to[i] = from[i] * factor * weight[i];
     for (u32 pair = threadIdx.x; pair < c.q.pairs; pair += 256) {
         const float* turn = turns + ((size_t)row * c.q.pairs + pair) * 2;

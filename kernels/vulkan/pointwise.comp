@@ -17,6 +17,12 @@ float group_sum(float value) {
     for (uint warp = 0; warp < WARPS; warp++) sum += warps_of[warp];
     return sum;
 }
+
+// 1 / √(sum / width + eps), or no number where squares are more than an f32 holds.
+float norm_factor(float sum, uint width, float eps) {
+    const float mean = sum / float(width) + eps;
+    return is_finite(mean) ? 1.0 / sqrt(mean) : NOT_A_NUMBER;
+}
 #endif
 
 #ifdef KERNEL_RMS_NORM
@@ -33,7 +39,7 @@ void main() {
     const uint row = gl_WorkGroupID.x * c.width;
     float square = 0.0;
     for (uint i = THREAD; i < c.width; i += 256) square = fma(x[row + i], x[row + i], square);
-    const float factor = 1.0 / sqrt(group_sum(square) / float(c.width) + c.eps);
+    const float factor = norm_factor(group_sum(square), c.width, c.eps);
     for (uint i = THREAD; i < c.width; i += 256) values_out[row + i] = x[row + i] * factor * weight[i];
 }
 #endif
@@ -57,7 +63,7 @@ void main() {
         x[row + i] = value;
         square = fma(value, value, square);
     }
-    const float factor = 1.0 / sqrt(group_sum(square) / float(c.width) + c.eps);
+    const float factor = norm_factor(group_sum(square), c.width, c.eps);
     for (uint i = THREAD; i < c.width; i += 256) values_out[row + i] = x[row + i] * factor * weight[i];
 }
 #endif
@@ -80,7 +86,7 @@ void main() {
     const float mean = group_sum(sum) / float(c.width);
     float square = 0.0;
     for (uint i = THREAD; i < c.width; i += 256) square = fma(x[row + i] - mean, x[row + i] - mean, square);
-    const float factor = 1.0 / sqrt(group_sum(square) / float(c.width) + c.eps);
+    const float factor = norm_factor(group_sum(square), c.width, c.eps);
     for (uint i = THREAD; i < c.width; i += 256)
         values_out[row + i] = fma((x[row + i] - mean) * factor, weight[i], bias[i]);
 }
@@ -142,7 +148,7 @@ void main() {
     const uint width = c.latent + 2 * c.pairs, from = row * width, to = (c.first + row) * width;
     float square = 0.0;
     for (uint i = THREAD; i < c.latent; i += 256) square = fma(kv[from + i], kv[from + i], square);
-    const float factor = 1.0 / sqrt(group_sum(square) / float(c.latent) + c.eps);
+    const float factor = norm_factor(group_sum(square), c.latent, c.eps);
     for (uint i = THREAD; i < c.latent; i += 256) cache[to + i] = kv[from + i] * factor * weight[i];
     for (uint pair = THREAD; pair < c.pairs; pair += 256) {
         const uint at = c.latent + 2 * pair, turn = (row * c.pairs + pair) * 2;

@@ -131,8 +131,8 @@ impl LockFile {
     fn take(path: PathBuf, kind: Kind) -> Result<LockFile> {
         let started = Instant::now();
         loop {
-            // Opening a link could make a file elsewhere.
-            if path.is_symlink() {
+            // Opening a link could make a file elsewhere; what is no file can be locked, and keeps nobody out.
+            if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
                 return Err(Fault::new(Place::file(path), FaultKind::NotAFile));
             }
             let mut options = OpenOptions::new();
@@ -226,6 +226,26 @@ mod tests {
         drop(two);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         take(Claim::Whole).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(LOCK_FILE);
+        let refused = || {
+            let results =
+                [Claim::Whole, Claim::Part("1-of-2".into())].map(|claim| DirectoryLock::take(dir.path(), &claim));
+            results.into_iter().all(|result| matches!(*result.unwrap_err().kind, FaultKind::NotAFile))
+        };
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), &path).unwrap();
+        assert!(refused());
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(refused());
+        fs::remove_dir(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(refused());
     }
 
     /// As when a process is started that has copies of open files until it runs its own program.

@@ -118,6 +118,23 @@ fn rows_by_themselves<D: Driver>(gpu: &Gpu<D>) {
             assert!((found - exact).abs() <= 4e-6, "layer_norm of {width}: {found}, not {exact}");
         }
     }
+    // Squares that no f32 holds leave no number: outputs of 0 would look sound.
+    for large in [1e20f32, f32::INFINITY] {
+        let x = rows_of(gpu, &[vec![1.0; 300], vec![large; 300], vec![2.0; 300]].concat(), 300);
+        let vector = |value: f32| {
+            let matrix = Matrix {
+                rows: 300,
+                columns: 1,
+                format: Format::F32,
+                codes: value.to_le_bytes().repeat(300),
+                scales: vec![],
+            };
+            gpu.upload("vector", matrix).unwrap()
+        };
+        let found = gpu.read(&gpu.rms_norm(&x, &vector(3.0), 0.0).unwrap()).unwrap();
+        assert!(found[300..600].iter().all(|value| value.is_nan()), "{found:?}");
+        assert!(found[..300].iter().chain(&found[600..]).all(|value| (value - 3.0).abs() < 1e-5), "{found:?}");
+    }
     fn turned<B: Backend>(backend: &B) -> Vec<f32> {
         let rope = Rope { frequencies: (0..32).map(|j| 10_000f32.powf(-j as f32 / 32.0)).collect() };
         let mut x = rows_of(backend, &numbers(8, 3 * 300), 300);

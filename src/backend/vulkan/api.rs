@@ -49,7 +49,7 @@ impl Api {
         }
         let messages = Box::<Messages>::default();
         let instance = create(&entry, validation, &messages)?;
-        let mut api = Api { instance, messenger: None, messages, entry: entry };
+        let mut api = Api { instance, messenger: None, messages, entry };
         if validation {
             let loader = ash::ext::debug_utils::Instance::new(&api.entry, &api.instance);
             // SAFETY: the messages outlive the messenger, which is destroyed when this value is dropped.
