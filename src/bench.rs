@@ -287,6 +287,7 @@ fn measure(name: &str, seconds: &[f64], bytes: Option<u64>) -> BenchMeasure {
         wait_seconds: None,
         clock: None,
         experts: None,
+        device_experts: None,
         peak_anonymous_bytes: None,
         limit: None,
         of_limit: None,

@@ -200,7 +200,8 @@ fn models_on_gpus_are_measured() {
     for device in gpus() {
         let Some(report) = on_gpu(device, &["decode", "--size", "24M"], directory.path()) else { continue };
         let measures = report["measures"].as_array().unwrap();
-        assert_eq!((measures.len(), &measures[0]["name"], &measures[1]["limit"]), (2, &"read".into(), &"read".into()));
+        let named = |at: usize, key: &str| measures[at][key].as_str().unwrap_or_default().to_owned();
+        assert_eq!((measures.len(), named(0, "name"), named(1, "limit")), (4, "read".to_owned(), "read".to_owned()));
         let decoded = &measures[1];
         assert!(decoded["tokens_per_second"].as_f64() > Some(0.0) && decoded["of_limit"].as_f64() > Some(0.0));
         assert!(decoded["launches"].as_f64() > Some(50.0) && decoded["wait_seconds"].as_f64() > Some(0.0), "{decoded}");
@@ -208,6 +209,20 @@ fn models_on_gpus_are_measured() {
         let of_token = &decoded["token_bytes"];
         assert_eq!(of_token["routed"].as_u64(), Some(3 * 8 * 3 * 128 * (512 / 2 + 4 * 512 / 64)), "{of_token}");
         assert_eq!(of_token["shared"].as_u64(), Some(3 * 3 * 128 * (512 / 2 + 4 * 512 / 64)), "{of_token}");
+        assert_eq!([named(2, "name"), named(3, "limit")], ["upload", "upload"]);
+        let (tiered, experts) = (&measures[3], &measures[3]["device_experts"]);
+        let count = |key: &str| experts[key].as_u64().unwrap_or_else(|| panic!("{key}: {experts}"));
+        assert!(
+            tiered["tokens_per_second"].as_f64() > Some(0.0) && tiered["of_limit"].as_f64() > Some(0.0),
+            "{tiered}"
+        );
+        // Everything is in memory, an eighth on the device: what is wanted is there or uploaded.
+        assert_eq!(tiered["experts"]["reads"].as_u64(), Some(0), "{tiered}");
+        assert!(count("hits") > 0 && count("uploads") == count("requests") - count("hits"), "{experts}");
+        // As it is stored, or in bricks.
+        let stored = count("uploads") * 3 * 128 * (512 / 2 + 4 * 512 / 64);
+        assert!((stored..=2 * stored).contains(&count("bytes_uploaded")), "{experts}");
+        assert!(count("budget_bytes") > 0 && count("budget_bytes") <= count("bytes_uploaded"), "{experts}");
         assert_scored(&on_gpu(device, &["score", "--size", "24M"], directory.path()).unwrap(), device);
     }
 }

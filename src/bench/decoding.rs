@@ -29,8 +29,8 @@ use crate::report::{BenchMeasure, BenchTokenBytes};
 use crate::roles::{Census, Class, Projection};
 use crate::weights::Weights;
 
-/// Share of the experts that the cache may keep while they come from the disk.
-const KEPT: u64 = 8;
+/// Share of the experts that the cache may keep while they come from the disk, or a GPU while they come from memory.
+pub(super) const KEPT: u64 = 8;
 /// Bytes that a round reads from the disk, about.
 const ROUND_BYTES: u64 = 3_000_000_000;
 /// Most positions of all rounds together.
@@ -88,7 +88,7 @@ impl<'m, 'b, B: Backend> Decoder<'m, 'b, B> {
 }
 
 /// The difference of counters, with what is not a sum taken from the later.
-fn since(now: experts::Counters, before: experts::Counters) -> experts::Counters {
+pub(super) fn since(now: experts::Counters, before: experts::Counters) -> experts::Counters {
     experts::Counters {
         requests: now.requests - before.requests,
         hits: now.hits - before.hits,

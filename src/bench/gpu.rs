@@ -7,6 +7,7 @@
 mod decoding;
 mod experts;
 mod products;
+mod tiered;
 
 use super::kernels::{Random, median};
 use super::synthetic::Synthetic;
@@ -276,11 +277,12 @@ fn on<D: Driver>(
     progress: &dyn Progress,
 ) -> Result<(String, Vec<BenchMeasure>), Faults> {
     let gpu = gpu.in_mode(options.mode);
+    let name = gpu.device();
     let measures = match model {
-        Some(model) => decoding::decode(&gpu, model, options, progress)?,
+        Some(model) => decoding::decode(gpu, model, options, progress)?,
         None => kernels(&gpu, options, progress)?,
     };
-    Ok((gpu.device(), measures))
+    Ok((name, measures))
 }
 
 /// The name of a GPU that has room for so many bytes; `None` of what is no GPU.

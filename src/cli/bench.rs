@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::progress::Meter;
+use super::running::device_experts;
 use super::{Talk, not_available, print, print_json, size, tell, text};
 use crate::backend::{Device, Mode};
 use crate::bench::{self, Options};
@@ -20,7 +21,8 @@ enum Target {
     Inspect,
     /// Products with stored matrices, every format
     Kernels,
-    /// Tokens a second: on the CPU with routed experts from the disk, and from memory, on a GPU with all of them there
+    /// Tokens a second: on the CPU with routed experts from the disk, and from memory, on a GPU with all of them there, and with an
+    /// eighth
     Decode,
     /// Tokens a second of scoring requests
     Score,
@@ -189,7 +191,9 @@ fn more(measure: &BenchMeasure) -> Option<String> {
     let waited = measure.wait_seconds.map(|seconds| format!("{seconds:.2} s of waiting for the GPU"));
     let weights = measure.g_weights_per_cpu_second.map(|rate| format!("{rate:.2} G weights/CPU-s"));
     let peak = measure.peak_anonymous_bytes.map(|bytes| format!("at most {} of memory", size::human(bytes)));
-    let parts = [tokens, written, of_token, launches, waited, weights, peak, measure.experts.as_ref().map(on_demand)];
+    let in_memory = measure.experts.as_ref().map(on_demand);
+    let on_gpu = measure.device_experts.map(|experts| device_experts(Some(experts)).trim_end().to_owned());
+    let parts = [tokens, written, of_token, launches, waited, weights, peak, in_memory, on_gpu];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join(", "))
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, Refusal};
+use super::{DeviceExperts, Experts, Refusal};
 
 /// `bench --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -68,6 +68,9 @@ pub struct BenchMeasure {
     pub clock: Option<String>,
     /// What reading routed experts on demand took in all rounds; null where that is not the point.
     pub experts: Option<Experts>,
+    /// The same of a GPU that has routed experts in tiers; null where it has all of them.
+    #[serde(default)]
+    pub device_experts: Option<DeviceExperts>,
     /// Largest anonymous memory seen, in bytes; null where that is not the point.
     pub peak_anonymous_bytes: Option<u64>,
     /// The measure that limits this one.

@@ -58,6 +58,19 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// What was counted after others of the same tiers.
+    pub fn since(&self, before: &Counters) -> Counters {
+        Counters {
+            requests: self.requests - before.requests,
+            hits: self.hits - before.hits,
+            uploads: self.uploads - before.uploads,
+            bytes_uploaded: self.bytes_uploaded - before.bytes_uploaded,
+            evictions: self.evictions - before.evictions,
+            budget_bytes: self.budget_bytes,
+            wait_seconds: self.wait_seconds - before.wait_seconds,
+        }
+    }
+
     /// Those of two runs together: sums, and the larger of two sizes.
     pub fn and(&self, other: &Counters) -> Counters {
         Counters {
