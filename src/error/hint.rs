@@ -171,6 +171,10 @@ pub(super) fn hint(kind: &FaultKind) -> Option<String> {
         K::ModelTooLarge { .. } | K::MemoryTooSmall { .. } | K::ExpertsMemory { .. } => {
             "--memory raises the limit; `coliconv verify --level payload` needs no model in memory".into()
         }
+        K::LogprobsDiffer { tolerance, .. } if *tolerance > 0.01 => {
+            "in the fast mode a rounding may change which expert or position is chosen: verify without --mode fast"
+                .into()
+        }
         K::TokensDiffer { .. } | K::LogprobsDiffer { .. } => {
             "the weights, config.json or the format are not those that the reference was made with".into()
         }
@@ -344,6 +348,9 @@ fn publish_hint(kind: &FaultKind) -> Option<String> {
             "more bits change nothing here, for the reference is of this very container: look at how it was made and at the \
              device, or ask for less in --policy"
                 .into()
+        }
+        K::PolicyMissed { what, .. } if what.starts_with("the mode in which") => {
+            "do that again without --mode fast: no policy takes what rounded sums show".into()
         }
         K::PolicyMissed { .. } => "make the container anew with more bits, or ask for less in --policy".into(),
         K::CardChanged { .. } => {

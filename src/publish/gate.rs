@@ -275,10 +275,10 @@ fn score_figures(report: &ScoreReport, policy: &ScorePolicy) -> Vec<FaultKind> {
         return vec![FaultKind::ReportOfPart { part: part.clone(), command: "score" }];
     }
     let mut kinds = Vec::new();
-    let baseline_mode = report.baseline.as_ref().and_then(|baseline| baseline.mode.as_ref());
-    for (what, mode) in [("the container was scored", Some(&report.mode)), ("the baseline was scored", baseline_mode)] {
-        kinds.extend(mode.and_then(|mode| rounded(what, mode)));
-    }
+    kinds.extend(rounded("the container was scored", &report.mode));
+    // Reports of versions that did not tell may be of either.
+    let of_baseline = report.baseline.as_ref().map(|baseline| baseline.mode.as_deref().unwrap_or("not known"));
+    kinds.extend(of_baseline.and_then(|mode| rounded("the baseline was scored", mode)));
     if report.verdict == Some(Verdict::Fail) {
         kinds.push(FaultKind::ReportSaysNo);
     }

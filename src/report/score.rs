@@ -215,7 +215,7 @@ pub struct ScoreBaseline {
     pub model_kind: Option<String>,
     /// Hash of its model.
     pub model_sha256: String,
-    /// `exact` or `fast`; absent in reports of earlier versions, which had no other than `exact`.
+    /// `exact` or `fast`; absent in reports of earlier versions, which did not tell: `publish` refuses these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// `exact`: whole distributions were compared. `top-16`: the baseline's 16 most probable tokens one by one and all

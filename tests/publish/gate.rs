@@ -183,18 +183,25 @@ fn tokens_in_fast_mode_are_no_evidence() {
 #[test]
 fn scores_in_fast_mode_are_no_evidence() {
     type Case = (fn(&mut Value), &'static str);
-    let cases: [Case; 2] = [
+    let cases: [Case; 4] = [
         (|report| report["mode"] = json!("fast"), "the mode in which the container was scored is fast"),
         (
             |report| report["baseline"]["mode"] = json!("fast"),
             "the mode in which the baseline was scored is fast, the policy asks for exact",
         ),
+        (
+            |report| drop(report["baseline"].as_object_mut().unwrap().remove("mode").unwrap()),
+            "the mode in which the baseline was scored is not known, the policy asks for exact",
+        ),
+        (|report| report["baseline"]["mode"] = Value::Null, "the mode in which the baseline was scored is not known"),
     ];
     for (edit, says) in cases {
         let place = Place::new();
         place.edit("score.json", edit);
         let report = place.refuses(&place.options(), &["policy-missed"]);
         assert!(lines(&report).contains(says), "{}", lines(&report));
+        let hints = report.findings.iter().filter_map(|finding| finding.hint.as_deref());
+        assert!(hints.into_iter().any(|hint| hint.contains("without --mode fast")), "{}", lines(&report));
     }
 }
 
