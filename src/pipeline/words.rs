@@ -93,6 +93,9 @@ fn own_hint(finding: &Finding) -> Option<&'static str> {
         "evidence-missing" if says("drafts") => "set `score.probes` to true",
         "evidence-missing" if says("comparison of the weights") => "set `verify.source` to true",
         "evidence-missing" if says("verification") => "give `verify.references`, or set `verify.source` to true",
+        "policy-missed" if says("the mode in which") => {
+            "leave `score.baseline` out, or give scores of the source in exact mode"
+        }
         "policy-missed" if says("devices") => "name more in `verify.devices`",
         "policy-missed" if says("the number of references") => {
             "give more `verify.references`, or set `verify.source` to true"
@@ -185,6 +188,7 @@ mod tests {
             "--inject-fault",
             "--level",
             "--max-tokens",
+            "--mode",
             "--no-deps",
             "--only",
             "--part",
