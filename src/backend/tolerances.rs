@@ -7,5 +7,5 @@ pub(crate) const PRODUCT: f64 = 4.0 / (1 << 23) as f64;
 pub(crate) const ATTENTION: f64 = 4.0 * PRODUCT;
 /// Of experts, by the sum of the magnitudes of the last product's terms: three products follow each other.
 pub(crate) const EXPERTS: f64 = 8.0 * PRODUCT;
-/// Of a product of the fast mode, by the sum of the magnitudes of its terms: half a unit in the last place of bf16, and as much again.
+/// Of a product of the fast mode, by the sum of the magnitudes of its terms: half a unit in the last place of bf16.
 pub(crate) const FAST_PRODUCT: f64 = 1.0 / 256.0;
